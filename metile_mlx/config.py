@@ -1,0 +1,58 @@
+"""Every environment variable this package reads, in one place, typed. Read at use, never at import."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from metile_mlx.errors import MetileError
+
+BACKENDS = ("metal", "cuda", "cpu", "reference")
+
+
+def backend() -> str | None:
+    """`METILE_BACKEND`: the backend to use when a call names none (SPEC X6).
+
+    Raises:
+        MetileError: the value names no backend.
+    """
+    name = os.environ.get("METILE_BACKEND", "").strip()
+    if not name:
+        return None
+    if name not in BACKENDS:
+        raise MetileError(
+            f"METILE_BACKEND={name!r} names no backend; expected one of {', '.join(BACKENDS)}"
+        )
+    return name
+
+
+def dump() -> frozenset[str]:
+    """`METILE_DUMP`: comma-separated steps whose result is printed: a stage, a pass, `msl`, `cpp` or `all`."""
+    return frozenset(
+        part.strip() for part in os.environ.get("METILE_DUMP", "").split(",") if part.strip()
+    )
+
+
+def dump_dir() -> Path | None:
+    """`METILE_DUMP_DIR`: folder that receives the dumps instead of standard error."""
+    value = os.environ.get("METILE_DUMP_DIR", "")
+    return Path(value) if value else None
+
+
+def verify() -> bool:
+    """`METILE_VERIFY`: `0` turns the verifiers off; they are on by default."""
+    return os.environ.get("METILE_VERIFY", "1") != "0"
+
+
+def cache_dir() -> Path:
+    """`METILE_CACHE_DIR`, else `$XDG_CACHE_HOME/metile_mlx`, else `~/.cache/metile_mlx`."""
+    value = os.environ.get("METILE_CACHE_DIR", "")
+    if value:
+        return Path(value)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base else Path.home() / ".cache") / "metile_mlx"
+
+
+def compiler() -> str | None:
+    """`CXX`: the C++ compiler of the cpu backend; None leaves the choice to the backend."""
+    return os.environ.get("CXX", "").strip() or None
