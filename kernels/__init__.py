@@ -1,0 +1,1 @@
+"""Kernels written in the public language, one family per file; installed as `metile_kernels`."""
