@@ -1,0 +1,49 @@
+"""Packages this one can live without, tried once: `mx` (mlx.core) and `nanobind` (SPEC D, F29).
+
+A missing package becomes a stand-in whose every attribute raises, so that importing, compiling and
+printing kernels work without it; `MLX_MISSING` and `NANOBIND_MISSING` hold the reason, or None.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from metile_mlx.errors import BackendError
+
+
+class Missing:
+    """Stands for a package that could not be imported.
+
+    Raises:
+        BackendError: on any attribute access, naming the package and the import's own message.
+    """
+
+    def __init__(self, package: str, reason: str, hint: str) -> None:
+        self.__dict__["_message"] = f"{package} is not installed: {reason}"
+        self.__dict__["_hint"] = hint
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__") and name.endswith("__"):
+            # Introspection (copy, inspect, pytest) probes dunder names and expects this answer.
+            raise AttributeError(name)
+        raise BackendError(self.__dict__["_message"], hint=self.__dict__["_hint"])
+
+
+MLX_MISSING: str | None = None
+NANOBIND_MISSING: str | None = None
+
+try:
+    import mlx.core as mx
+except ImportError as error:
+    MLX_MISSING = str(error)
+    _mlx: Any = Missing("mlx", MLX_MISSING, "pip install 'metile-mlx[cpu]'")
+    mx = _mlx
+
+try:
+    import nanobind
+except ImportError as error:
+    NANOBIND_MISSING = str(error)
+    _nanobind: Any = Missing("nanobind", NANOBIND_MISSING, "pip install nanobind")
+    nanobind = _nanobind
+
+__all__ = ["MLX_MISSING", "NANOBIND_MISSING", "Missing", "mx", "nanobind"]
