@@ -102,7 +102,7 @@ def as_index(value: Int | IntArray, size: int, name: str) -> int | Indices:
 
 @dataclass(frozen=True)
 class AffineMap:
-    """x -> (XOR of `columns[b]` over the bits b set in x) XOR `constant`, on indices of `bits` bits.
+    """x -> (XOR of `columns[b]` over the bits b set in x) XOR `constant`; indices of `bits` bits.
 
     Args:
         columns: image of each index bit under the linear part, lowest bit first.
@@ -204,8 +204,8 @@ class AffineMap:
             pivot = next((r for r in range(bit, self.bits) if rows[r][0] >> bit & 1), None)
             if pivot is None:
                 raise LayoutError(
-                    f"[AffineMap.inverse] {self} is singular: no argument sets bit {bit} of the "
-                    "image alone, so some index has two preimages"
+                    f"[AffineMap.inverse] {self} is singular: its columns are dependent (no pivot "
+                    f"for bit {bit}), so two indices share an image"
                 )
             rows[bit], rows[pivot] = rows[pivot], rows[bit]
             image, argument = rows[bit]

@@ -23,6 +23,8 @@ MAX_CELLS = 1024
 
 CELL_HEIGHT = 26
 MARGIN = 20
+LEGEND_WIDTH = 120
+INK = "#111111"
 FONT = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
 
@@ -92,14 +94,16 @@ def _summary(layout: Owned) -> str:
     )
 
 
-def _colour(group: int, groups: int) -> str:
-    """A light fill for a simdgroup; near-black text keeps a contrast above 7 on each of them."""
-    if groups <= 8:
-        hue, lightness = (0.58 + group / groups) % 1, 0.84
-    else:
-        # Neighbouring groups get far hues, and groups of near hues differ in lightness.
-        hue, lightness = (0.58 + group * 0.381966) % 1, (0.88, 0.80, 0.72)[group % 3]
-    red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, lightness, 0.75))
+def colour(group: int, groups: int) -> str:
+    """A light fill for simdgroup `group` of `groups`; the near-black text on it stays easy to read.
+
+    Up to 16 groups differ in hue, with neighbours far apart; the next 16 are the darker shades.
+    """
+    hues = min(groups, 16)
+    step = 7 if hues == 16 else 1
+    hue = (0.58 + group * step % hues / hues) % 1
+    lightness = 0.86 if group < hues else 0.77
+    red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, lightness, 0.7))
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 
@@ -120,84 +124,91 @@ class _Drawing:
         digits = len(str(layout.thread_count - 1))
         if layout.elements_per_thread > 1:
             digits += 1 + len(str(layout.elements_per_thread - 1))
-        left = MARGIN + 8 + 7 * len(str(layout.size - 1))
         shown = min(layout.size, MAX_CELLS)
-        return cls(layout, shown, columns, max(32, 10 + 8 * digits), left, MARGIN + 72)
+        left = MARGIN + 8 + 7 * len(str(shown - 1))
+        return cls(layout, shown, columns, max(40, 10 + 8 * digits), left, MARGIN + 88)
+
+    @property
+    def rows(self) -> int:
+        return -(-self.shown // self.columns)
 
     def render(self) -> str:
         groups = self.layout.thread_count // SIMD_WIDTH
-        title = escape(str(self.layout))
-        grid_width = max(self.columns * self.cell_width, 8 * len(title))
-        per_row = max(1, grid_width // 110)
-        grid_bottom = self.top + -(-self.shown // self.columns) * CELL_HEIGHT
-        width = self.left + grid_width + MARGIN
-        height = grid_bottom + 24 + -(-groups // per_row) * 22 + MARGIN
+        title, summary = str(self.layout), _summary(self.layout)
+        if self.shown < self.layout.size:
+            summary += f"; the first {self.shown} elements are drawn"
+        per_thread = self.layout.elements_per_thread
+        cell_text = f"each cell: {'thread' if per_thread == 1 else 'thread.register'} of its owner"
+        # A glyph of the monospace fonts is 0.6 of the font size wide.
+        width = max(
+            self.left + self.columns * self.cell_width + MARGIN,
+            2 * MARGIN + round(9.2 * len(title)),
+            2 * MARGIN + round(7.4 * len(summary)),
+        )
+        legend_top = self.top + self.rows * CELL_HEIGHT + 20
+        per_row = (width - self.left) // LEGEND_WIDTH
+        height = legend_top - (-groups // per_row) * 22 + MARGIN - 8
         lines = [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
             f'viewBox="0 0 {width} {height}" role="img" font-family="{FONT}">',
-            f"<title>{title}</title>",
+            f"<title>{escape(title)}</title>",
             f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-            *self._heading(title),
+            f'<text x="{MARGIN}" y="34" font-size="15" font-weight="bold" fill="{INK}">'
+            f"{escape(title)}</text>",
+            f'<text x="{MARGIN}" y="54" font-size="12" fill="#444444">{escape(summary)}</text>',
+            f'<text x="{MARGIN}" y="71" font-size="12" fill="#444444">{cell_text}</text>',
             *self._headers(),
             *self._cells(groups),
-            *self._legend(groups, grid_bottom + 24, per_row),
+            *self._legend(groups, legend_top, per_row),
             "</svg>",
         ]
         return "\n".join(lines) + "\n"
 
-    def _heading(self, title: str) -> list[str]:
-        cut = f"; the first {self.shown} shown" if self.shown < self.layout.size else ""
-        return [
-            f'<text x="{MARGIN}" y="34" font-size="15" font-weight="bold" fill="#111111">'
-            f"{title}</text>",
-            f'<text x="{MARGIN}" y="54" font-size="12" fill="#444444">'
-            f"{_summary(self.layout)}{cut}</text>",
-        ]
-
     def _headers(self) -> list[str]:
-        style = 'font-size="11" fill="#555555"'
-        lines = []
+        lines = ['<g font-size="11" fill="#555555" text-anchor="middle">']
         for column in range(self.columns):
             x = self.left + column * self.cell_width + self.cell_width // 2
-            lines.append(
-                f'<text x="{x}" y="{self.top - 8}" text-anchor="middle" {style}>+{column}</text>'
-            )
-        for row in range(-(-self.shown // self.columns)):
+            lines.append(f'<text x="{x}" y="{self.top - 8}">+{column}</text>')
+        lines += ["</g>", '<g font-size="11" fill="#555555" text-anchor="end">']
+        for row in range(self.rows):
             y = self.top + row * CELL_HEIGHT + 17
-            lines.append(
-                f'<text x="{self.left - 8}" y="{y}" text-anchor="end" {style}>'
-                f"{row * self.columns}</text>"
-            )
-        return lines
+            lines.append(f'<text x="{self.left - 8}" y="{y}">{row * self.columns}</text>')
+        return [*lines, "</g>"]
 
     def _cells(self, groups: int) -> list[str]:
         elements = np.arange(self.shown)
         owners = self.layout.owner(elements).tolist()
         registers = self.layout.register(elements).tolist()
-        lines = []
+        boxes, texts = [], []
         for element, (thread, slot) in enumerate(zip(owners, registers, strict=True)):
             x = self.left + element % self.columns * self.cell_width
             y = self.top + element // self.columns * CELL_HEIGHT
-            group = thread // SIMD_WIDTH
-            text = f"{thread}.{slot}" if self.layout.elements_per_thread > 1 else f"{thread}"
-            lines.append(
-                f"<g><title>element {element}: thread {thread}, register {slot} "
-                f"(simdgroup {group}, lane {thread % SIMD_WIDTH})</title>"
+            group, lane = divmod(thread, SIMD_WIDTH)
+            boxes.append(
                 f'<rect x="{x}" y="{y}" width="{self.cell_width}" height="{CELL_HEIGHT}" '
-                f'fill="{_colour(group, groups)}" stroke="#ffffff" stroke-width="2"/>'
-                f'<text x="{x + self.cell_width // 2}" y="{y + 17}" font-size="12" '
-                f'text-anchor="middle" fill="#111111">{text}</text></g>'
+                f'fill="{colour(group, groups)}"><title>element {element}: thread {thread}, '
+                f"register {slot} (simdgroup {group}, lane {lane})</title></rect>"
             )
-        return lines
+            text = f"{thread}.{slot}" if self.layout.elements_per_thread > 1 else f"{thread}"
+            texts.append(f'<text x="{x + self.cell_width // 2}" y="{y + 17}">{text}</text>')
+        # The texts lie above the boxes and let the pointer through to the tooltips.
+        return [
+            '<g id="cells" stroke="#ffffff" stroke-width="2">',
+            *boxes,
+            "</g>",
+            f'<g id="owners" font-size="12" text-anchor="middle" fill="{INK}" '
+            'pointer-events="none">',
+            *texts,
+            "</g>",
+        ]
 
     def _legend(self, groups: int, top: int, per_row: int) -> list[str]:
-        lines = []
+        lines = [f'<g id="legend" font-size="12" fill="{INK}">']
         for group in range(groups):
-            x = self.left + group % per_row * 110
+            x = self.left + group % per_row * LEGEND_WIDTH
             y = top + group // per_row * 22
             lines.append(
-                f'<rect x="{x}" y="{y}" width="14" height="14" fill="{_colour(group, groups)}" '
-                f'stroke="#888888"/><text x="{x + 20}" y="{y + 11}" font-size="12" '
-                f'fill="#111111">simdgroup {group}</text>'
+                f'<rect x="{x}" y="{y}" width="14" height="14" fill="{colour(group, groups)}" '
+                f'stroke="#888888"/><text x="{x + 20}" y="{y + 11}">simdgroup {group}</text>'
             )
-        return lines
+        return [*lines, "</g>"]

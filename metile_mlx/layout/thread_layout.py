@@ -17,6 +17,8 @@ from metile_mlx.target import MAX_THREADS, MAX_TILE, SIMD_WIDTH
 ELEMENTS_PER_THREAD = (1, 2, 4, 8, 16, 32)
 """How many elements one thread may hold (SPEC L4)."""
 
+LARGER_RANGE = "cover a larger range with more programs (a larger grid)"
+
 
 @dataclass(frozen=True, init=False, repr=False)
 class ThreadLayout:
@@ -72,11 +74,11 @@ class ThreadLayout:
         """
         count = as_int(size, "[ThreadLayout.identity] size")
         if count < 1 or count & (count - 1):
-            above = 1 << max(count, 1).bit_length()
+            above = max(1 << max(count, 1).bit_length(), SIMD_WIDTH)
+            use = f"use {above} and let bounds or a mask drop what is not needed"
             raise LayoutError(
                 f"[ThreadLayout.identity] size must be a power of two, got {count}",
-                hint=f"use {min(max(above, SIMD_WIDTH), MAX_TILE)} and let bounds or a mask drop "
-                "what is not needed",
+                hint=use if above <= MAX_TILE else LARGER_RANGE,
             )
         return cls(range(count.bit_length() - 1), 0, elements_per_thread)
 
@@ -225,7 +227,7 @@ def _checked_order(bit_order: Iterable[SupportsIndex]) -> tuple[int, ...]:
         raise LayoutError(
             f"[ThreadLayout] a tile has at most {MAX_TILE} elements "
             f"({MAX_TILE.bit_length() - 1} bits), got a bit_order of {len(order)} bits",
-            hint="cover a larger range with more programs (a larger grid)",
+            hint=LARGER_RANGE,
         )
     if sorted(order) != list(range(len(order))):
         raise LayoutError(
