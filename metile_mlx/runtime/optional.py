@@ -40,7 +40,7 @@ except ImportError as error:
     mx = _mlx
 
 try:
-    import nanobind
+    import nanobind  # type: ignore[import-untyped]
 except ImportError as error:
     NANOBIND_MISSING = str(error)
     _nanobind: Any = Missing("nanobind", NANOBIND_MISSING, "pip install nanobind")
