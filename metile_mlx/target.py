@@ -1,4 +1,4 @@
-"""What a compilation is for: the frozen limits of a device. The compiler asks nothing else about it."""
+"""What a compilation is for: the frozen limits of a device, all the compiler asks about it."""
 
 from __future__ import annotations
 

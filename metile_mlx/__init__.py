@@ -1,0 +1,1 @@
+"""meTile for MLX: kernels over tiles, with checked thread ownership, as lazy MLX arrays."""

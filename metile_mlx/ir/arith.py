@@ -1,0 +1,115 @@
+"""The kinds of arithmetic both op sets speak of, and the type rules they share."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from metile_mlx.dtypes import DType, Kind, bool_
+from metile_mlx.errors import CompileError
+from metile_mlx.ir.core import Value
+from metile_mlx.ir.types import ScalarType, TileType
+
+
+class UnaryKind(Enum):
+    """One operand, result of the same dtype."""
+
+    NEG = "neg"
+    NOT = "not"  # bitwise on integers, logical on bool
+    ABS = "abs"
+    EXP = "exp"
+    EXP2 = "exp2"
+    LOG = "log"
+    LOG2 = "log2"
+    SQRT = "sqrt"
+    RSQRT = "rsqrt"
+    SIN = "sin"
+    COS = "cos"
+    TANH = "tanh"
+    SIGMOID = "sigmoid"
+    ERF = "erf"
+    FLOOR = "floor"
+    CEIL = "ceil"
+
+
+class BinaryKind(Enum):
+    """Two operands of one dtype, result of the same dtype."""
+
+    ADD = "add"
+    SUB = "sub"
+    MUL = "mul"
+    DIV = "div"  # floats; on integers (metal ops only) truncating
+    FLOORDIV = "floordiv"  # Python's //; tile ops only
+    MOD = "mod"  # Python's %; tile ops only
+    REM = "rem"  # remainder of DIV on integers, fmod on floats; metal ops only
+    POW = "pow"
+    SHL = "shl"
+    SHR = "shr"
+    AND = "and"
+    OR = "or"
+    XOR = "xor"
+    MINIMUM = "minimum"  # NaN wins, as in MLX
+    MAXIMUM = "maximum"
+
+
+class CompareKind(Enum):
+    """Two operands of one dtype, bool result."""
+
+    EQ = "eq"
+    NE = "ne"
+    LT = "lt"
+    LE = "le"
+    GT = "gt"
+    GE = "ge"
+
+
+FLOAT_UNARY = frozenset(UnaryKind) - {UnaryKind.NEG, UnaryKind.NOT, UnaryKind.ABS}
+BITWISE = frozenset({BinaryKind.AND, BinaryKind.OR, BinaryKind.XOR})
+SHIFTS = frozenset({BinaryKind.SHL, BinaryKind.SHR})
+TILE_ONLY = frozenset({BinaryKind.FLOORDIV, BinaryKind.MOD})
+METAL_ONLY = frozenset({BinaryKind.REM})
+
+
+def element(value: Value) -> DType:
+    """The dtype of a scalar's or tile's elements.
+
+    Raises:
+        CompileError: the value is an array, a tensor or scratch.
+    """
+    if isinstance(value.type, ScalarType | TileType):
+        return value.type.dtype
+    raise CompileError(
+        f"{value.name or 'a value'} is {value.type}, not a number",
+        hint="load from it first: metile.tensor(...).load(...)",
+    )
+
+
+def check_unary(kind: UnaryKind, dtype: DType) -> None:
+    """Raise CompileError unless the operation exists on `dtype`."""
+    if kind in FLOAT_UNARY and not dtype.is_float:
+        raise CompileError(
+            f"{kind.value} takes floats, got {dtype}", hint="cast to f32 first: metile.cast"
+        )
+    if kind is UnaryKind.NOT and dtype.is_float:
+        raise CompileError(f"~ takes integers and masks, got {dtype}")
+    if kind in (UnaryKind.NEG, UnaryKind.ABS) and dtype == bool_:
+        raise CompileError(
+            f"{kind.value} takes numbers, got bool", hint="use ~mask to negate a mask"
+        )
+
+
+def check_binary(kind: BinaryKind, lhs: DType, rhs: DType) -> None:
+    """Raise CompileError unless the operation exists on two operands of these dtypes."""
+    if lhs != rhs:
+        raise CompileError(f"{kind.value} takes one dtype, got {lhs} and {rhs}")
+    if not lhs.is_arithmetic:
+        raise CompileError(f"{lhs} has no arithmetic", hint="cast to i32, u32 or f32 first")
+    if kind in BITWISE and lhs.is_float:
+        raise CompileError(f"{kind.value} takes integers and masks, got {lhs}")
+    if kind in SHIFTS and not lhs.is_integer:
+        raise CompileError(f"{kind.value} takes integers, got {lhs}")
+    if kind not in BITWISE and lhs.kind is Kind.BOOL:
+        raise CompileError(
+            f"{kind.value} takes numbers, got bool", hint="combine masks with & | ^ ~, or cast"
+        )
+    if kind is BinaryKind.POW and not lhs.is_float:
+        raise CompileError(f"** takes floats, got {lhs}", hint="cast to f32 first, or multiply")

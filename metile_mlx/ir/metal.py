@@ -1,0 +1,286 @@
+"""The metal op set: one thread's program. Every value is a scalar, uniform or one per thread.
+
+i32 and u32 arithmetic wraps. `nowrap` on a Binary says that a range proof excludes overflow, so that an
+emitter may write plain signed arithmetic, which is undefined on overflow in MSL and C++.
+"""
+
+from __future__ import annotations
+
+from metile_mlx.dtypes import DType, bool_, i32, u16, u32, u64
+from metile_mlx.errors import CompileError
+from metile_mlx.ir.arith import (
+    TILE_ONLY,
+    BinaryKind,
+    CompareKind,
+    UnaryKind,
+    check_unary,
+    element,
+)
+from metile_mlx.ir.core import Block, Effect, Op, Value, op
+from metile_mlx.ir.types import PointerType, ScalarType, ScratchType, Type
+
+
+def scalar(dtype: DType, *values: Value | None) -> ScalarType:
+    """A scalar type, uniform exactly when all `values` are."""
+    types = [value.type for value in values if value is not None]
+    return ScalarType(dtype, all(isinstance(t, ScalarType) and t.uniform for t in types))
+
+
+@op("metal.constant")
+class Constant(Op):
+    """A literal."""
+
+    value: int | float | bool
+    dtype: DType
+
+    def infer(self) -> tuple[Type, ...]:
+        return (ScalarType(self.dtype),)
+
+
+@op("metal.thread_index")
+class ThreadIndex(Op):
+    """This thread's index in its threadgroup, u32, 0 <= index < Func.threads."""
+
+    def infer(self) -> tuple[Type, ...]:
+        return (ScalarType(u32, uniform=False),)
+
+
+@op("metal.program_id")
+class ProgramId(Op):
+    """The threadgroup's position in the grid, i32."""
+
+    axis: int
+
+    def infer(self) -> tuple[Type, ...]:
+        return (ScalarType(i32),)
+
+
+@op("metal.num_programs")
+class NumPrograms(Op):
+    """The grid's extent in threadgroups, i32."""
+
+    axis: int
+
+    def infer(self) -> tuple[Type, ...]:
+        return (ScalarType(i32),)
+
+
+@op("metal.unary")
+class Unary(Op):
+    """One operand; f16 and bf16 results are rounded to their dtype."""
+
+    kind: UnaryKind
+    src: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        return (self.src.type,)
+
+    def verify(self) -> None:
+        check_unary(self.kind, element(self.src))
+
+
+@op("metal.binary")
+class Binary(Op):
+    """Two operands of one dtype. Integer DIV and REM truncate; the divisor is never zero or -1.
+
+    SHR is arithmetic on i32. Shift counts are taken modulo the width.
+    """
+
+    kind: BinaryKind
+    lhs: Value
+    rhs: Value
+    nowrap: bool = False
+
+    def infer(self) -> tuple[Type, ...]:
+        return (scalar(element(self.lhs), self.lhs, self.rhs),)
+
+    def verify(self) -> None:
+        # Memory offsets are u64 and wire types u16: wider than the language's own arithmetic.
+        if element(self.lhs) != element(self.rhs) or self.kind in TILE_ONLY:
+            raise CompileError(
+                f"metal.binary {self.kind.value} on {element(self.lhs)} and {element(self.rhs)}"
+            )
+
+
+@op("metal.compare")
+class Compare(Op):
+    """Comparison, bool result."""
+
+    kind: CompareKind
+    lhs: Value
+    rhs: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        return (scalar(bool_, self.lhs, self.rhs),)
+
+    def verify(self) -> None:
+        if element(self.lhs) != element(self.rhs):
+            raise CompileError(f"metal.compare on {element(self.lhs)} and {element(self.rhs)}")
+
+
+@op("metal.select")
+class Select(Op):
+    """`on_true` where `condition`, else `on_false`; both are evaluated."""
+
+    condition: Value
+    on_true: Value
+    on_false: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        return (scalar(element(self.on_true), self.condition, self.on_true, self.on_false),)
+
+    def verify(self) -> None:
+        if element(self.condition) != bool_ or element(self.on_true) != element(self.on_false):
+            raise CompileError("metal.select takes a bool and two values of one dtype")
+
+
+@op("metal.cast")
+class Cast(Op):
+    """Convert the value: floats round to nearest even, float to integer truncates toward zero."""
+
+    src: Value
+    dtype: DType
+
+    def infer(self) -> tuple[Type, ...]:
+        return (scalar(self.dtype, self.src),)
+
+
+@op("metal.bitcast")
+class Bitcast(Op):
+    """Reinterpret the bits at the same width."""
+
+    src: Value
+    dtype: DType
+
+    def infer(self) -> tuple[Type, ...]:
+        return (scalar(self.dtype, self.src),)
+
+    def verify(self) -> None:
+        if element(self.src).bits != self.dtype.bits:
+            raise CompileError(f"metal.bitcast from {element(self.src)} to {self.dtype}")
+
+
+@op("metal.fma")
+class Fma(Op):
+    """a * b + c with one rounding."""
+
+    a: Value
+    b: Value
+    c: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        return (scalar(element(self.a), self.a, self.b, self.c),)
+
+
+@op("metal.load", Effect.READ)
+class Load(Op):
+    """buffer[index] where `mask` (None: always), else `fill`. A masked-off lane touches no memory."""
+
+    buffer: Value
+    index: Value
+    mask: Value | None = None
+    fill: Value | None = None
+
+    def infer(self) -> tuple[Type, ...]:
+        assert isinstance(self.buffer.type, PointerType)
+        return (scalar(self.buffer.type.dtype, self.index, self.mask, self.fill),)
+
+    def verify(self) -> None:
+        _address(self.buffer, self.index)
+        if (self.mask is None) != (self.fill is None):
+            raise CompileError("metal.load needs a mask and a fill, or neither")
+
+
+@op("metal.store", Effect.WRITE)
+class Store(Op):
+    """buffer[index] = value where `mask` (None: always)."""
+
+    buffer: Value
+    index: Value
+    value: Value
+    mask: Value | None = None
+
+    def verify(self) -> None:
+        _address(self.buffer, self.index)
+        assert isinstance(self.buffer.type, PointerType)
+        if element(self.value) != self.buffer.type.dtype:
+            raise CompileError(f"metal.store of {element(self.value)} to {self.buffer.type.dtype}")
+
+
+def _address(buffer: Value, index: Value) -> None:
+    if not isinstance(buffer.type, PointerType) or element(index) not in (u32, u64):
+        raise CompileError(f"metal memory op on {buffer.type} at an index of {element(index)}")
+
+
+@op("metal.threadgroup_alloc")
+class ThreadgroupAlloc(Op):
+    """Threadgroup memory, declared at kernel scope."""
+
+    dtype: DType
+    elements: int
+    slot: str
+
+    def infer(self) -> tuple[Type, ...]:
+        return (ScratchType(self.dtype, self.elements),)
+
+
+@op("metal.threadgroup_store", Effect.WRITE)
+class ThreadgroupStore(Op):
+    """Write one element of threadgroup memory; index is u32."""
+
+    buffer: Value
+    index: Value
+    value: Value
+
+
+@op("metal.threadgroup_load", Effect.READ)
+class ThreadgroupLoad(Op):
+    """Read one element of threadgroup memory; index is u32."""
+
+    buffer: Value
+    index: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        assert isinstance(self.buffer.type, ScratchType)
+        return (ScalarType(self.buffer.type.dtype, uniform=False),)
+
+
+@op("metal.barrier", Effect.CONVERGENT)
+class Barrier(Op):
+    """All threads of the threadgroup meet; threadgroup memory is ordered across it."""
+
+    role: str
+
+
+@op("metal.shuffle", Effect.CONVERGENT)
+class Shuffle(Op):
+    """The value of `src` in lane `lane` (u16) of the same simdgroup."""
+
+    src: Value
+    lane: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        return (ScalarType(element(self.src), uniform=False),)
+
+    def verify(self) -> None:
+        if element(self.lane) != u16:
+            raise CompileError(f"metal.shuffle takes a u16 lane, got {element(self.lane)}")
+
+
+@op("metal.if")
+class If(Op):
+    """A branch on a uniform bool; both blocks end in Yield of the same types."""
+
+    condition: Value
+    then: Block
+    otherwise: Block
+
+    def infer(self) -> tuple[Type, ...]:
+        return tuple(value.type for value in self.then.ops[-1].operands())
+
+
+@op("metal.yield", Effect.TERMINATOR)
+class Yield(Op):
+    """The values a block hands to its op."""
+
+    values: tuple[Value, ...] = ()

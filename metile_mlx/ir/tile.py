@@ -1,0 +1,489 @@
+"""The tile op set: what a kernel means, over whole tiles, before anyone owns anything.
+
+Stage.PLANNED adds the ops of the second half of this file: scratch, barriers and shuffles, still over
+whole tiles. Every op here has a meaning in MLX ops (runtime/reference.py), over all programs at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from metile_mlx.dtypes import DType, bool_, i32
+from metile_mlx.errors import CompileError
+from metile_mlx.ir.arith import (
+    METAL_ONLY,
+    BinaryKind,
+    CompareKind,
+    UnaryKind,
+    check_binary,
+    check_unary,
+    element,
+)
+from metile_mlx.ir.core import Block, Effect, Op, Value, op
+from metile_mlx.ir.types import PointerType, ScalarType, ScratchType, TensorType, TileType, Type
+from metile_mlx.layout.affine import AffineMap
+from metile_mlx.layout.thread_layout import ThreadLayout
+
+
+def join(values: Iterable[Value], dtype: DType) -> Type:
+    """The type of an elementwise result: the shape and layout of the tiles among `values`.
+
+    A tile whose layout is undecided takes that of the others; whether decided owners agree is the
+    ownership pass's business (SPEC O3), so the first one is taken here.
+
+    Raises:
+        CompileError: two tiles of different shapes.
+    """
+    tiles = [(value, value.type) for value in values if isinstance(value.type, TileType)]
+    if not tiles:
+        uniform = all(value.type.uniform for value in values if isinstance(value.type, ScalarType))
+        return ScalarType(dtype, uniform)
+    first = tiles[0]
+    for other in tiles[1:]:
+        if other[1].shape != first[1].shape:
+            raise CompileError(
+                f"tiles of different shapes meet: {_named(*first)} and {_named(*other)}",
+                hint="tile sizes agree within a kernel; reshape or use one size",
+            )
+    layout = next((type_.layout for _, type_ in tiles if type_.layout is not None), None)
+    return TileType(dtype, first[1].shape, layout)
+
+
+def _named(value: Value, type_: TileType) -> str:
+    return f"{value.name or 'a value'} {type_.shape}"
+
+
+@op("tile.constant")
+class Constant(Op):
+    """A compile-time number."""
+
+    value: int | float | bool
+    dtype: DType
+
+    def infer(self) -> tuple[Type, ...]:
+        return (ScalarType(self.dtype),)
+
+
+@op("tile.program_id")
+class ProgramId(Op):
+    """This program's position along a grid axis, i32."""
+
+    axis: int
+
+    def infer(self) -> tuple[Type, ...]:
+        return (ScalarType(i32),)
+
+
+@op("tile.num_programs")
+class NumPrograms(Op):
+    """The extent of the grid along an axis, i32."""
+
+    axis: int
+
+    def infer(self) -> tuple[Type, ...]:
+        return (ScalarType(i32),)
+
+
+@op("tile.arange")
+class Arange(Op):
+    """start, start + 1, ... start + size - 1 as i32; `layout` None leaves the owners open."""
+
+    start: Value
+    size: int
+    layout: ThreadLayout | None = None
+
+    def infer(self) -> tuple[Type, ...]:
+        return (TileType(i32, (self.size,), self.layout),)
+
+    def verify(self) -> None:
+        if self.size < 1 or self.size & (self.size - 1):
+            raise CompileError(
+                f"[arange] size is {self.size}, expected a power of two",
+                hint="use the next power of two and mask the rest: metile.next_power_of_2(n)",
+            )
+        if self.layout is not None and self.layout.size != self.size:
+            raise CompileError(
+                f"[arange] size is {self.size} but {self.layout!r} owns {self.layout.size} elements",
+                hint="give a layout of the tile's size",
+            )
+        if self.start.type != ScalarType(i32):
+            raise CompileError(
+                f"[arange] start is {self.start.type}, expected a uniform i32 scalar"
+            )
+
+
+@op("tile.splat")
+class Splat(Op):
+    """A tile of one repeated uniform scalar."""
+
+    src: Value
+    shape: tuple[int, ...]
+    layout: ThreadLayout | None = None
+
+    def infer(self) -> tuple[Type, ...]:
+        return (TileType(element(self.src), self.shape, self.layout),)
+
+
+@op("tile.unary")
+class Unary(Op):
+    """Elementwise, one operand."""
+
+    kind: UnaryKind
+    src: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        return (self.src.type,)
+
+    def verify(self) -> None:
+        check_unary(self.kind, element(self.src))
+
+
+@op("tile.binary")
+class Binary(Op):
+    """Elementwise, two operands of one dtype; uniform scalars broadcast."""
+
+    kind: BinaryKind
+    lhs: Value
+    rhs: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        return (join((self.lhs, self.rhs), element(self.lhs)),)
+
+    def verify(self) -> None:
+        if self.kind in METAL_ONLY:
+            raise CompileError(f"{self.kind.value} is not a tile operation")
+        check_binary(self.kind, element(self.lhs), element(self.rhs))
+
+
+@op("tile.compare")
+class Compare(Op):
+    """Elementwise comparison, bool result."""
+
+    kind: CompareKind
+    lhs: Value
+    rhs: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        return (join((self.lhs, self.rhs), bool_),)
+
+    def verify(self) -> None:
+        if element(self.lhs) != element(self.rhs):
+            raise CompileError(
+                f"comparison takes one dtype, got {element(self.lhs)} and {element(self.rhs)}"
+            )
+
+
+@op("tile.select")
+class Select(Op):
+    """`on_true` where `condition`, else `on_false`."""
+
+    condition: Value
+    on_true: Value
+    on_false: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        return (join((self.condition, self.on_true, self.on_false), element(self.on_true)),)
+
+    def verify(self) -> None:
+        if element(self.condition) != bool_:
+            raise CompileError(
+                f"[where] condition is {element(self.condition)}, expected bool",
+                hint="compare first: metile.where(x != 0, ...)",
+            )
+        if element(self.on_true) != element(self.on_false):
+            raise CompileError(
+                f"[where] takes one dtype, got {element(self.on_true)} and {element(self.on_false)}"
+            )
+
+
+@op("tile.cast")
+class Cast(Op):
+    """Convert the value: floats round to nearest even, float to integer truncates toward zero."""
+
+    src: Value
+    dtype: DType
+
+    def infer(self) -> tuple[Type, ...]:
+        return (join((self.src,), self.dtype),)
+
+    def verify(self) -> None:
+        element(self.src)
+
+
+@op("tile.bitcast")
+class Bitcast(Op):
+    """Reinterpret the bits at the same width: how bf16 travels between threads (SPEC C3)."""
+
+    src: Value
+    dtype: DType
+
+    def infer(self) -> tuple[Type, ...]:
+        return (join((self.src,), self.dtype),)
+
+    def verify(self) -> None:
+        if element(self.src).bits != self.dtype.bits:
+            raise CompileError(f"[bitcast] {element(self.src)} and {self.dtype} differ in width")
+
+
+@op("tile.fma")
+class Fma(Op):
+    """a * b + c with one rounding, floats."""
+
+    a: Value
+    b: Value
+    c: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        return (join((self.a, self.b, self.c), element(self.a)),)
+
+    def verify(self) -> None:
+        dtypes = {element(part) for part in (self.a, self.b, self.c)}
+        if len(dtypes) != 1 or not element(self.a).is_float:
+            names = ", ".join(sorted(str(dtype) for dtype in dtypes))
+            raise CompileError(f"[fma] takes floats of one dtype, got {names}")
+
+
+@op("tile.reshape")
+class Reshape(Op):
+    """A row-major view of the same elements and owners in another shape (SPEC K3)."""
+
+    src: Value
+    shape: tuple[int, ...]
+
+    def infer(self) -> tuple[Type, ...]:
+        assert isinstance(self.src.type, TileType)
+        return (TileType(self.src.type.dtype, self.shape, self.src.type.layout),)
+
+    def verify(self) -> None:
+        if not isinstance(self.src.type, TileType):
+            raise CompileError(f"[reshape] got {self.src.type}, expected a tile")
+        if TileType(bool_, self.shape).size != self.src.type.size or min(self.shape, default=0) < 1:
+            raise CompileError(
+                f"[reshape] {self.src.type.shape} has {self.src.type.size} elements, {self.shape} does not"
+            )
+
+
+@op("tile.tensor")
+class Tensor(Op):
+    """A view of an array argument: shape and strides (in elements) are uniform i32 scalars (SPEC K2)."""
+
+    param: Value
+    shape: tuple[Value, ...]
+    strides: tuple[Value, ...]
+    access: str
+
+    def infer(self) -> tuple[Type, ...]:
+        assert isinstance(self.param.type, PointerType)
+        return (TensorType(self.param.type.dtype, len(self.shape), self.access),)
+
+    def verify(self) -> None:
+        if not isinstance(self.param.type, PointerType):
+            raise CompileError(
+                f"[tensor] {self.param.name} is {self.param.type}, expected an array parameter"
+            )
+        if len(self.strides) != len(self.shape):
+            raise CompileError(
+                f"[tensor] {len(self.shape)} extents but {len(self.strides)} strides"
+            )
+
+
+def _access(tensor: Value, indices: tuple[Value, ...], mask: Value | None, what: str) -> TensorType:
+    """Check what load and store share."""
+    if not isinstance(tensor.type, TensorType):
+        raise CompileError(f"[{what}] {tensor.name} is {tensor.type}, expected a tensor")
+    if len(indices) != tensor.type.rank:
+        raise CompileError(
+            f"[{what}] {tensor.name} has {tensor.type.rank} dimensions, got {len(indices)} indices",
+            hint="give one index per dimension",
+        )
+    for index in indices:
+        if element(index) != i32:
+            raise CompileError(
+                f"[{what}] an index of {tensor.name} is {element(index)}, expected i32",
+                hint="cast the index: metile.cast(index, metile.i32)",
+            )
+    if mask is not None and element(mask) != bool_:
+        raise CompileError(f"[{what}] mask is {element(mask)}, expected bool")
+    return tensor.type
+
+
+@op("tile.load", Effect.READ)
+class Load(Op):
+    """Read a tensor. Lanes out of bounds or masked off give `fill` (None: zero, not stated by the user)."""
+
+    tensor: Value
+    indices: tuple[Value, ...]
+    mask: Value | None = None
+    fill: Value | None = None
+
+    def infer(self) -> tuple[Type, ...]:
+        assert isinstance(self.tensor.type, TensorType)
+        shaped = (*self.indices, *([self.mask] if self.mask is not None else []))
+        return (join(shaped, self.tensor.type.dtype),)
+
+    def verify(self) -> None:
+        tensor = _access(self.tensor, self.indices, self.mask, "load")
+        if tensor.access == "write":
+            raise CompileError(
+                f"[load] {self.tensor.name} is declared access='write'",
+                hint="declare access='read_write' to load from it",
+            )
+        if self.fill is not None and self.fill.type != ScalarType(tensor.dtype):
+            raise CompileError(
+                f"[load] fill is {self.fill.type}, expected a uniform {tensor.dtype} scalar"
+            )
+
+
+@op("tile.store", Effect.WRITE)
+class Store(Op):
+    """Write a tensor. Lanes out of bounds or masked off write nothing."""
+
+    tensor: Value
+    indices: tuple[Value, ...]
+    value: Value
+    mask: Value | None = None
+
+    def verify(self) -> None:
+        tensor = _access(self.tensor, self.indices, self.mask, "store")
+        if tensor.access == "read":
+            raise CompileError(
+                f"[store] {self.tensor.name} is declared access='read'",
+                hint="declare access='write' or 'read_write' to store to it",
+            )
+        if element(self.value) != tensor.dtype:
+            raise CompileError(
+                f"[store] value is {element(self.value)}, {self.tensor.name} holds {tensor.dtype}",
+                hint=f"cast it: metile.cast(value, metile.{tensor.dtype})",
+            )
+        masks = () if self.mask is None else (self.mask,)
+        where = join((*self.indices, *masks), bool_)
+        join((*self.indices, *masks, self.value), bool_)
+        if isinstance(self.value.type, TileType) and not isinstance(where, TileType):
+            raise CompileError(
+                f"[store] a tile of {self.value.type.size} values goes to one address",
+                hint="index with a tile: metile.arange(...)",
+            )
+
+
+@op("tile.convert")
+class Convert(Op):
+    """The same logical values with other owners (SPEC C1)."""
+
+    src: Value
+    layout: ThreadLayout
+
+    def infer(self) -> tuple[Type, ...]:
+        assert isinstance(self.src.type, TileType)
+        return (self.src.type.with_layout(self.layout),)
+
+    def verify(self) -> None:
+        if not isinstance(self.src.type, TileType):
+            raise CompileError(
+                f"[convert_layout] got {self.src.type}, expected a tile",
+                hint="a uniform scalar has no owner to convert",
+            )
+        if self.layout.size != self.src.type.size:
+            raise CompileError(
+                f"[convert_layout] the tile has {self.src.type.size} elements, "
+                f"{self.layout!r} owns {self.layout.size}"
+            )
+
+
+@op("tile.automatic", Effect.WRITE)
+class Automatic(Op):
+    """A construct of the automatic path (SPEC K6): a value of each thread's own, or a side effect.
+
+    Ownership inference rejects it by name beside explicit layouts (SPEC O4, O5), and everywhere while
+    that path has no lowering.
+    """
+
+    construct: str
+    inputs: tuple[Value, ...]
+    dtype: DType = i32
+
+    def infer(self) -> tuple[Type, ...]:
+        return (ScalarType(self.dtype, uniform=False),)
+
+
+@op("tile.if", Effect.PURE)
+class If(Op):
+    """A branch on a uniform bool scalar; both blocks end in Yield of the same types."""
+
+    condition: Value
+    then: Block
+    otherwise: Block
+
+    def infer(self) -> tuple[Type, ...]:
+        return tuple(value.type for value in self.then.ops[-1].operands())
+
+    def verify(self) -> None:
+        if self.condition.type != ScalarType(bool_):
+            raise CompileError(
+                f"`if` needs a uniform bool scalar, got {self.condition.type}",
+                hint="use metile.where(condition, a, b), or mask= of load and store",
+            )
+
+
+@op("tile.yield", Effect.TERMINATOR)
+class Yield(Op):
+    """The values a block hands to its op."""
+
+    values: tuple[Value, ...] = ()
+
+
+# Stage.PLANNED: communication made explicit, still over whole tiles.
+
+
+@op("tile.scratch")
+class Scratch(Op):
+    """Threadgroup memory of its own for the whole kernel."""
+
+    dtype: DType
+    elements: int
+    slot: str  # the report's scratch id; also keeps two allocations apart
+
+    def infer(self) -> tuple[Type, ...]:
+        return (ScratchType(self.dtype, self.elements),)
+
+
+@op("tile.scratch_store", Effect.WRITE)
+class ScratchStore(Op):
+    """Each physical slot p writes its element of `value` to scratch element `slots(p)`."""
+
+    buffer: Value
+    value: Value
+    slots: AffineMap
+
+
+@op("tile.scratch_load", Effect.READ)
+class ScratchLoad(Op):
+    """Each physical slot p of `layout` reads scratch element `slots(p)`."""
+
+    buffer: Value
+    shape: tuple[int, ...]
+    layout: ThreadLayout
+    slots: AffineMap
+
+    def infer(self) -> tuple[Type, ...]:
+        assert isinstance(self.buffer.type, ScratchType)
+        return (TileType(self.buffer.type.dtype, self.shape, self.layout),)
+
+
+@op("tile.barrier", Effect.CONVERGENT)
+class Barrier(Op):
+    """All threads of the threadgroup meet; their scratch writes before it are seen after it."""
+
+    role: str  # "publish" or "release"
+
+
+@op("tile.shuffle", Effect.CONVERGENT)
+class Shuffle(Op):
+    """Each physical slot p of `layout` takes the element of `src` held by slot `lanes(p)`."""
+
+    src: Value
+    layout: ThreadLayout
+    lanes: AffineMap
+
+    def infer(self) -> tuple[Type, ...]:
+        assert isinstance(self.src.type, TileType)
+        return (self.src.type.with_layout(self.layout),)

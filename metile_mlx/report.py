@@ -1,0 +1,154 @@
+"""The execution report (SPEC E): typed facts a compilation states about itself."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from metile_mlx.errors import Loc
+
+
+@dataclass(frozen=True)
+class ValueLayout:
+    """Who owns a value. `stated` is False for the identity given to an unannotated tile."""
+
+    value: str
+    dtype: str
+    layout: str
+    stated: bool
+    where: str
+
+
+@dataclass(frozen=True)
+class LayoutConversion:
+    """One convert_layout. `mechanism`: unchanged, shuffle or threadgroup."""
+
+    value: str
+    result: str
+    dtype: str
+    source: str
+    destination: str
+    mechanism: str
+    where: str
+    scratch: str | None = None
+    lane_rule: str | None = None
+    barriers: int = 0
+
+
+@dataclass(frozen=True)
+class LayoutOptimization:
+    """A conversion removed before planning, with the proof that it was redundant."""
+
+    kind: str
+    value: str
+    proof: str
+
+
+@dataclass(frozen=True)
+class RegisterReduction:
+    """A reduction over registers and threads."""
+
+    op: str
+    dtype: str
+    threads: int
+    registers: int
+    scratch: str | None
+
+
+@dataclass(frozen=True)
+class GroupedAccess:
+    """One guarded group of memory accesses in the emitted text, not a hardware instruction."""
+
+    tensor: str
+    dtype: str
+    width: int
+    where: str
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Threadgroup memory."""
+
+    scratch: str
+    dtype: str
+    elements: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A software pipeline (SPEC P2)."""
+
+    loop: str
+    stages: int
+    slots: int
+    barriers: int
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Whether every element of an output is provably stored; else what fills the rest (SPEC K7)."""
+
+    output: str
+    proven: bool
+    fill: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A device limit. `checked` is False where nothing on this machine could check it (SPEC X9)."""
+
+    name: str
+    requested: int
+    allowed: int
+    checked: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one compiler step; `kind` is pass, verifier, frontend or emit."""
+
+    step: str
+    kind: str
+    seconds: float
+
+
+@dataclass
+class ExecutionReport:
+    """What the compiler did for one specialisation, and how one dispatch launches it.
+
+    Falsy never: a report with empty lists says that nothing of that sort was needed.
+    """
+
+    kernel: str = ""
+    backend: str = ""
+    target: str = ""
+    threads: int = 0
+    grid: tuple[int, int, int] = (0, 0, 0)
+    index_bits: int = 32
+    math_mode: str = "safe"
+    value_layouts: list[ValueLayout] = field(default_factory=list)
+    layout_conversions: list[LayoutConversion] = field(default_factory=list)
+    layout_optimizations: list[LayoutOptimization] = field(default_factory=list)
+    register_reductions: list[RegisterReduction] = field(default_factory=list)
+    grouped_loads: list[GroupedAccess] = field(default_factory=list)
+    grouped_stores: list[GroupedAccess] = field(default_factory=list)
+    allocations: list[Allocation] = field(default_factory=list)
+    pipelines: list[Pipeline] = field(default_factory=list)
+    bounds_checks_removed: int = 0
+    coverage: list[Coverage] = field(default_factory=list)
+    limits: list[Limit] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    timings: list[Timing] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain lists, dicts, strings and numbers; `json.dumps` takes it as it is."""
+        plain = asdict(self)
+        plain["grid"] = list(self.grid)
+        return plain
+
+
+def place(loc: Loc) -> str:
+    """A location as report facts carry it: `file.py:line`."""
+    return f"{loc.file.rsplit('/', 1)[-1]}:{loc.line}"
