@@ -138,7 +138,7 @@ class _Drawing:
         if self.shown < self.layout.size:
             summary += f"; the first {self.shown} elements are drawn"
         per_thread = self.layout.elements_per_thread
-        cell_text = f"each cell: {'thread' if per_thread == 1 else 'thread.register'} of its owner"
+        cell_text = "each cell: its owner " + ("thread" if per_thread == 1 else "thread.register")
         # A glyph of the monospace fonts is 0.6 of the font size wide.
         width = max(
             self.left + self.columns * self.cell_width + MARGIN,
