@@ -33,15 +33,15 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.installed-demo: $(VENV)/.created pyproject.toml
+$(VENV)/.installed-demo: $(VENV)/.created pyproject.toml hatch_build.py
 	$(PIP) -e ".$(DEMO_EXTRAS)"
 	@touch $@
 
 # What the tests need includes what the demo needs.
-$(VENV)/.installed-test: $(VENV)/.created pyproject.toml
+$(VENV)/.installed-test: $(VENV)/.created pyproject.toml hatch_build.py
 	$(PIP) -e ".$(TEST_EXTRAS)"
 	@touch $(VENV)/.installed-demo $@
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.mlxfn
+	rm -rf .venv .editable build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.mlxfn
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
