@@ -25,7 +25,8 @@ def read_tree() -> dict[str, str]:
 
 
 def test_tree_keeps_every_rule() -> None:
-    assert violations(read_tree()) == []
+    found = violations(read_tree())
+    assert not found, "\n".join(found)
 
 
 def test_tree_that_is_checked_is_the_tree() -> None:
@@ -64,7 +65,7 @@ LEGAL = {
     "metile_mlx/passes/scalarise.py": "import numpy\nfrom ..ir import core\nfrom . import helper\n",
     "metile_mlx/passes/helper.py": "from ..ir.core import Op\n",
     "metile_mlx/ir/core.py": "from metile_mlx import errors\n",
-    "metile_mlx/errors.py": "",
+    "metile_mlx/errors.py": '"""A name such as \N{GREEK SMALL LETTER LAMDA}."""\n',
     "metile_mlx/runtime/optional.py": "import mlx.core as mx\nimport rich\n",
     "metile_mlx/runtime/cpu.py": (
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import mlx.core as mx\n"

@@ -130,16 +130,36 @@ def violations(sources: dict[str, str]) -> list[str]:
 
 
 def _text(path: str, text: str) -> Iterator[str]:
-    """Text of the package and the kernels can reach MSL, which has to be ASCII (SPEC X1)."""
+    """What can reach a kernel's text is ASCII (SPEC X1); a file of the package is short."""
     if not path.startswith((f"{PACKAGE}/", "kernels/")):
         return
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.isascii():
-            bad = next(c for c in line if not c.isascii())
+    parts = _strings(text) if path.endswith(".py") else enumerate(text.splitlines(), 1)
+    for number, part in parts:
+        if not part.isascii():
+            bad = next(c for c in part if not c.isascii())
             yield f"{path}:{number}: {bad!a} is not ASCII"
     lines = len(text.splitlines())
     if path.startswith(f"{PACKAGE}/") and lines > MAX_LINES:
         yield f"{path}:{lines}: {lines} lines, at most {MAX_LINES}: split it by noun"
+
+
+def _strings(text: str) -> Iterator[tuple[int, str]]:
+    """(line, value) of every string and name of a Python file but its docstrings."""
+    tree = ast.parse(text)
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        if node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str() as value) if id(node) not in docs:
+                yield node.lineno, value
+            case ast.Name(id=value):
+                yield node.lineno, value
+            case _:
+                pass
 
 
 def _third_party(path: str, items: list[Import]) -> Iterator[str]:
