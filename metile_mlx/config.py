@@ -1,4 +1,4 @@
-"""Every environment variable this package reads, in one place, typed. Read at use, never at import."""
+"""Every environment variable this package reads, typed. Read at use, never at import."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def backend() -> str | None:
 
 
 def dump() -> frozenset[str]:
-    """`METILE_DUMP`: comma-separated steps whose result is printed: a stage, a pass, `msl`, `cpp` or `all`."""
+    """`METILE_DUMP`: comma-separated steps to print: stages, passes, `msl`, `cpp` or `all`."""
     return frozenset(
         part.strip() for part in os.environ.get("METILE_DUMP", "").split(",") if part.strip()
     )

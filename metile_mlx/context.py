@@ -1,4 +1,4 @@
-"""What travels with a compilation: stages, the schedule, the target, and the report being written."""
+"""What travels with a compilation: stage, schedule, target, and the report being written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Element types and their promotion (SPEC K4). No MSL, C++ or MLX words here: each backend has its own."""
+"""Element types and their promotion (SPEC K4). Each backend has its own words for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Source locations, the error classes (SPEC D), and the one formatter that shows a user their line."""
+"""Source locations, the error classes (SPEC D), and the one formatter of messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Loc:
 
 
 def render(message: str, loc: Loc | None, hint: str | None, kind: str = "error") -> str:
-    """`file:line:col: error: message`, the source line, a caret under the span, one `hint:` line."""
+    """`file:line:col: error: message`, the source line, a caret under the span, a `hint:` line."""
     lines = [f"{loc}: {kind}: {message}" if loc else message]
     if loc and loc.text.strip():
         width = max(1, loc.end_column - loc.column)
@@ -68,7 +68,7 @@ class UnsupportedError(CompileError):
 
 
 class VerificationError(CompileError):
-    """A verifier found a compiled program that breaks its contract: a bug of a pass, never of the user."""
+    """A compiled program breaks its contract: a bug of a pass, never of the user."""
 
 
 class OutOfResources(MetileError):

@@ -30,7 +30,7 @@ class KernelSource:
 
     Attributes:
         name: function name plus a hash of all that changes the text (SPEC X1).
-        language: `msl` (a body for `mx.fast.metal_kernel`) or `cpp` (a translation unit's function).
+        language: `msl` (a body for `mx.fast.metal_kernel`) or `cpp` (a whole function).
         body: the statements of the kernel (`msl`), or the whole function (`cpp`).
         header: helper functions placed before the kernel.
         inputs: arrays and scalars read, in the order of the signature.

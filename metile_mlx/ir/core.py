@@ -1,9 +1,9 @@
 """The SSA core both op sets share: Value, Op, Block, Func and the Builder that makes them.
 
-An op is one frozen dataclass. Its fields say everything: a `Value` (or a tuple of them, or None) is an
-operand, a `Block` (or a tuple of them) a region, anything else an attribute. Printing, keying, cloning
-and rewriting follow from the fields. The IR is immutable: a pass rebuilds, and an op it keeps keeps its
-result Values. Names and locations ride along; they never enter equality, hashing or keys.
+An op is one frozen dataclass. Its fields say everything: a `Value` (or a tuple of them, or None) is
+an operand, a `Block` a region, anything else an attribute. Printing, keying, cloning and rewriting
+follow from the fields. The IR is immutable: a pass rebuilds, and an op it keeps keeps its result
+Values. Names and locations ride along; they never enter equality, hashing or keys.
 """
 
 from __future__ import annotations
@@ -132,14 +132,14 @@ def _mapped(item: Any, mapping: Mapping[Value, Value]) -> Any:
     return item
 
 
-O = TypeVar("O", bound=Op)
+OpClass = TypeVar("OpClass", bound=Op)
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
-def op(opcode: str, effect: Effect = Effect.PURE) -> Callable[[type[O]], type[O]]:
+def op(opcode: str, effect: Effect = Effect.PURE) -> Callable[[type[OpClass]], type[OpClass]]:
     """Class decorator that makes an Op: a frozen dataclass with its opcode and effect."""
 
-    def decorate(cls: type[O]) -> type[O]:
+    def decorate(cls: type[OpClass]) -> type[OpClass]:
         made = dataclass(frozen=True, eq=False)(cls)
         made.opcode = opcode
         made.effect = effect

@@ -1,7 +1,7 @@
 """The metal op set: one thread's program. Every value is a scalar, uniform or one per thread.
 
-i32 and u32 arithmetic wraps. `nowrap` on a Binary says that a range proof excludes overflow, so that an
-emitter may write plain signed arithmetic, which is undefined on overflow in MSL and C++.
+i32 and u32 arithmetic wraps. `nowrap` on a Binary says that a range proof excludes overflow, so that
+an emitter may write plain signed arithmetic, which is undefined on overflow in MSL and C++.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Fma(Op):
 
 @op("metal.load", Effect.READ)
 class Load(Op):
-    """buffer[index] where `mask` (None: always), else `fill`. A masked-off lane touches no memory."""
+    """buffer[index] where `mask` (None: always), else `fill`; no access where masked off."""
 
     buffer: Value
     index: Value

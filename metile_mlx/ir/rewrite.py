@@ -1,4 +1,4 @@
-"""The one rewrite driver, and the two clean-ups every stage wants: common subexpressions and dead code."""
+"""The one rewrite driver, and the clean-ups every stage wants: shared expressions, dead code."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Rule = Callable[[Op, Builder], "Value | Sequence[Value] | None"]
 def rewrite(func: Func, rule: Rule) -> Func:
     """Offer each op, operands already rewritten, to `rule`, in program order.
 
-    The rule returns None to keep the op, or what replaces its results: a Value, or a sequence (empty to
-    erase an op without results); whatever it builds is placed where the op stood. Returns the same Func
-    when no op changed.
+    The rule returns None to keep the op, or what replaces its results: a Value, or a sequence (empty
+    to erase an op without results); whatever it builds is placed where the op stood. Returns the
+    same Func when no op changed.
     """
     mapping: dict[Value, Value] = {}
     return func.with_body(_block(func.body, rule, mapping))

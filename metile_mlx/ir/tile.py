@@ -1,11 +1,12 @@
 """The tile op set: what a kernel means, over whole tiles, before anyone owns anything.
 
-Stage.PLANNED adds the ops of the second half of this file: scratch, barriers and shuffles, still over
-whole tiles. Every op here has a meaning in MLX ops (runtime/reference.py), over all programs at once.
+Every op here has a meaning in MLX ops (runtime/reference.py), over all programs at once. The ops
+that make communication explicit at Stage.PLANNED are in ir/planned.py.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from metile_mlx.dtypes import DType, bool_, i32
@@ -20,8 +21,7 @@ from metile_mlx.ir.arith import (
     element,
 )
 from metile_mlx.ir.core import Block, Effect, Op, Value, op
-from metile_mlx.ir.types import PointerType, ScalarType, ScratchType, TensorType, TileType, Type
-from metile_mlx.layout.affine import AffineMap
+from metile_mlx.ir.types import PointerType, ScalarType, TensorType, TileType, Type
 from metile_mlx.layout.thread_layout import ThreadLayout
 
 
@@ -103,7 +103,7 @@ class Arange(Op):
             )
         if self.layout is not None and self.layout.size != self.size:
             raise CompileError(
-                f"[arange] size is {self.size} but {self.layout!r} owns {self.layout.size} elements",
+                f"[arange] size is {self.size}, but {self.layout!r} owns {self.layout.size}",
                 hint="give a layout of the tile's size",
             )
         if self.start.type != ScalarType(i32):
@@ -257,15 +257,17 @@ class Reshape(Op):
     def verify(self) -> None:
         if not isinstance(self.src.type, TileType):
             raise CompileError(f"[reshape] got {self.src.type}, expected a tile")
-        if TileType(bool_, self.shape).size != self.src.type.size or min(self.shape, default=0) < 1:
+        if math.prod(self.shape) != self.src.type.size or min(self.shape, default=0) < 1:
             raise CompileError(
-                f"[reshape] {self.src.type.shape} has {self.src.type.size} elements, {self.shape} does not"
+                f"[reshape] {self.src.type.shape} has {self.src.type.size} elements, "
+                f"{self.shape} has {math.prod(self.shape)}",
+                hint="the product of the extents must stay the same",
             )
 
 
 @op("tile.tensor")
 class Tensor(Op):
-    """A view of an array argument: shape and strides (in elements) are uniform i32 scalars (SPEC K2)."""
+    """A view of an array argument; shape and strides (in elements) are uniform i32 (SPEC K2)."""
 
     param: Value
     shape: tuple[Value, ...]
@@ -309,7 +311,7 @@ def _access(tensor: Value, indices: tuple[Value, ...], mask: Value | None, what:
 
 @op("tile.load", Effect.READ)
 class Load(Op):
-    """Read a tensor. Lanes out of bounds or masked off give `fill` (None: zero, not stated by the user)."""
+    """Read a tensor. Lanes out of bounds or masked off give `fill` (None: zero by default)."""
 
     tensor: Value
     indices: tuple[Value, ...]
@@ -393,8 +395,8 @@ class Convert(Op):
 class Automatic(Op):
     """A construct of the automatic path (SPEC K6): a value of each thread's own, or a side effect.
 
-    Ownership inference rejects it by name beside explicit layouts (SPEC O4, O5), and everywhere while
-    that path has no lowering.
+    Ownership inference rejects it by name beside explicit layouts (SPEC O4, O5), and everywhere
+    while that path has no lowering.
     """
 
     construct: str
@@ -429,61 +431,3 @@ class Yield(Op):
     """The values a block hands to its op."""
 
     values: tuple[Value, ...] = ()
-
-
-# Stage.PLANNED: communication made explicit, still over whole tiles.
-
-
-@op("tile.scratch")
-class Scratch(Op):
-    """Threadgroup memory of its own for the whole kernel."""
-
-    dtype: DType
-    elements: int
-    slot: str  # the report's scratch id; also keeps two allocations apart
-
-    def infer(self) -> tuple[Type, ...]:
-        return (ScratchType(self.dtype, self.elements),)
-
-
-@op("tile.scratch_store", Effect.WRITE)
-class ScratchStore(Op):
-    """Each physical slot p writes its element of `value` to scratch element `slots(p)`."""
-
-    buffer: Value
-    value: Value
-    slots: AffineMap
-
-
-@op("tile.scratch_load", Effect.READ)
-class ScratchLoad(Op):
-    """Each physical slot p of `layout` reads scratch element `slots(p)`."""
-
-    buffer: Value
-    shape: tuple[int, ...]
-    layout: ThreadLayout
-    slots: AffineMap
-
-    def infer(self) -> tuple[Type, ...]:
-        assert isinstance(self.buffer.type, ScratchType)
-        return (TileType(self.buffer.type.dtype, self.shape, self.layout),)
-
-
-@op("tile.barrier", Effect.CONVERGENT)
-class Barrier(Op):
-    """All threads of the threadgroup meet; their scratch writes before it are seen after it."""
-
-    role: str  # "publish" or "release"
-
-
-@op("tile.shuffle", Effect.CONVERGENT)
-class Shuffle(Op):
-    """Each physical slot p of `layout` takes the element of `src` held by slot `lanes(p)`."""
-
-    src: Value
-    layout: ThreadLayout
-    lanes: AffineMap
-
-    def infer(self) -> tuple[Type, ...]:
-        assert isinstance(self.src.type, TileType)
-        return (self.src.type.with_layout(self.layout),)

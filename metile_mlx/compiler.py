@@ -1,0 +1,131 @@
+"""The only file that knows the order of the passes.
+
+    TILE -> infer_ownership -> OWNED -> plan_conversions -> PLANNED -> scalarise -> THREAD -> emit
+
+Every step starts from valid IR and ends in valid IR: `verify` runs after each and trusts none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from metile_mlx import config
+from metile_mlx.context import Context, Stage
+from metile_mlx.emit.cpp import emit_cpp
+from metile_mlx.emit.msl import emit_msl
+from metile_mlx.emit.source import KernelSource
+from metile_mlx.ir.core import Func
+from metile_mlx.ir.printer import print_func
+from metile_mlx.ir.rewrite import eliminate_common_subexpressions, eliminate_dead_code
+from metile_mlx.passes.infer_ownership import infer_ownership
+from metile_mlx.passes.plan_conversions import plan_conversions
+from metile_mlx.passes.scalarise import scalarise
+from metile_mlx.report import Timing
+from metile_mlx.verify import verify
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass and the stage its result must satisfy."""
+
+    run: Callable[[Func, Context], Func]
+    stage: Stage
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+
+def _common(func: Func, ctx: Context) -> Func:
+    return eliminate_common_subexpressions(func)
+
+
+def _dead(func: Func, ctx: Context) -> Func:
+    return eliminate_dead_code(func)
+
+
+_common.__name__ = eliminate_common_subexpressions.__name__
+_dead.__name__ = eliminate_dead_code.__name__
+
+STEPS = (
+    Step(infer_ownership, Stage.OWNED),
+    Step(plan_conversions, Stage.PLANNED),
+    Step(scalarise, Stage.THREAD),
+    Step(_common, Stage.THREAD),
+    Step(_dead, Stage.THREAD),
+)
+EMITTERS = {"msl": emit_msl, "cpp": emit_cpp}
+
+
+def lower(func: Func, ctx: Context, until: Stage = Stage.THREAD) -> Func:
+    """Run the passes up to the end of stage `until`.
+
+    Args:
+        func: a kernel at Stage.TILE.
+        ctx: target, schedule and report; facts and timings are appended to the report.
+
+    Raises:
+        CompileError: the program breaks a rule of the language (its subclasses say which).
+        VerificationError: a pass broke its contract.
+        OutOfResources: threadgroup memory or threads beyond the target's limits.
+    """
+    _verify(func, Stage.TILE, ctx, None)
+    _dump(func, "tile", "tile", changed=True)
+    for step in STEPS:
+        if step.stage > until:
+            break
+        before = func
+        start = perf_counter()
+        func = step.run(func, ctx)
+        ctx.report.timings.append(Timing(step.name, "pass", perf_counter() - start))
+        if func is not before:
+            _verify(func, step.stage, ctx, before)
+        _dump(func, step.name, step.stage.name.lower(), changed=func is not before)
+    return func
+
+
+def compile_kernel(func: Func, ctx: Context) -> KernelSource:
+    """Lower a Stage.TILE kernel to the text of `ctx.target`.
+
+    Raises:
+        As `lower`.
+    """
+    lowered = lower(func, ctx)
+    start = perf_counter()
+    source = EMITTERS[ctx.target.language](lowered, ctx)
+    ctx.report.timings.append(Timing(f"emit_{source.language}", "emit", perf_counter() - start))
+    if _wanted(source.language):
+        _write(f"{source.name}.{source.language}", f"{source.header}\n{source.body}")
+    return source
+
+
+def _verify(func: Func, stage: Stage, ctx: Context, before: Func | None) -> None:
+    if not config.verify():
+        return
+    start = perf_counter()
+    verify(func, stage, ctx, before)
+    ctx.report.timings.append(Timing(stage.name.lower(), "verifier", perf_counter() - start))
+
+
+def _wanted(*names: str) -> bool:
+    asked = config.dump()
+    return bool(asked) and ("all" in asked or not asked.isdisjoint(names))
+
+
+def _dump(func: Func, step: str, stage: str, changed: bool) -> None:
+    if _wanted(step, stage):
+        text = print_func(func) if changed else f"kernel @{func.name} (unchanged)"
+        _write(f"{func.name}.{step}.ir", f"// after {step}\n{text}")
+
+
+def _write(name: str, text: str) -> None:
+    folder: Path | None = config.dump_dir()
+    if folder is None:
+        print(text, file=sys.stderr)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,96 @@
+"""The execution report as text: what `Dispatch.explain()` returns (SPEC E)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from metile_mlx.report import ExecutionReport
+
+
+def explain(report: ExecutionReport) -> str:
+    """A page a person can read; every line restates a typed fact of the report."""
+    lines = [
+        f"kernel {report.kernel}",
+        f"  backend {report.backend} (target {report.target}), "
+        f"grid {_grid(report.grid)} programs x {report.threads} threads, "
+        f"{report.index_bits}-bit offsets, math {report.math_mode}",
+    ]
+    for title, rows in _sections(report):
+        lines.append(f"{title}:" if rows else f"{title}: none")
+        lines += _table(rows)
+    passes = sum(t.seconds for t in report.timings if t.kind != "verifier")
+    checks = sum(t.seconds for t in report.timings if t.kind == "verifier")
+    lines.append(
+        f"compile time: {passes * 1e3:.2f} ms in passes, {checks * 1e3:.2f} ms in verifiers"
+    )
+    return "\n".join(lines)
+
+
+def _grid(grid: Sequence[int]) -> str:
+    return " x ".join(str(extent) for extent in grid)
+
+
+def _sections(report: ExecutionReport) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    yield (
+        "value layouts",
+        [
+            (v.value, v.dtype, v.layout, "stated" if v.stated else "implied", v.where)
+            for v in report.value_layouts
+        ],
+    )
+    yield (
+        "layout conversions",
+        [
+            (
+                f"{c.value} -> {c.result}",
+                c.dtype,
+                c.mechanism,
+                c.scratch or c.lane_rule or "no communication",
+                f"{c.barriers} barriers",
+                c.where,
+            )
+            for c in report.layout_conversions
+        ],
+    )
+    yield (
+        "threadgroup memory",
+        [(a.scratch, f"{a.elements} x {a.dtype}", f"{a.bytes} bytes") for a in report.allocations],
+    )
+    for title, groups in (
+        ("grouped loads", report.grouped_loads),
+        ("grouped stores", report.grouped_stores),
+    ):
+        yield title, [(g.tensor, g.dtype, f"x{g.width}", g.where) for g in groups]
+    yield (
+        "outputs",
+        [
+            (c.output, "every element stored" if c.proven else c.fill, c.reason)
+            for c in report.coverage
+        ],
+    )
+    yield (
+        "limits",
+        [
+            (
+                limit.name,
+                f"{limit.requested} of {limit.allowed}",
+                "checked" if limit.checked else "not checked",
+                limit.note,
+            )
+            for limit in report.limits
+        ],
+    )
+    if report.bounds_checks_removed:
+        yield "bounds checks proven redundant", [(str(report.bounds_checks_removed),)]
+    if report.notes:
+        yield "notes", [(note,) for note in report.notes]
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    if not rows:
+        return []
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
