@@ -1,0 +1,294 @@
+"""Decide who owns every element of every tile, and reject programs in which owners disagree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from metile_mlx.context import Context
+from metile_mlx.dtypes import bf16, bool_, f16, f32, i32, u32
+from metile_mlx.errors import CompileError, LayoutError, OwnershipError, UnsupportedError
+from metile_mlx.ir.core import Block, Func, Op, Value, definitions, walk
+from metile_mlx.ir.tile import Arange, Automatic, Convert, If, Select, Splat
+from metile_mlx.ir.types import ScalarType, TileType
+from metile_mlx.layout.thread_layout import ThreadLayout
+from metile_mlx.report import ValueLayout, place
+from metile_mlx.target import MAX_THREADS, SIMD_WIDTH
+
+CONVERTIBLE = (f16, bf16, f32, i32, u32, bool_)
+"""Dtypes that convert_layout moves (SPEC C1)."""
+
+
+def infer_ownership(func: Func, ctx: Context) -> Func:
+    """Give every tile a layout and the kernel its number of threads. Stage.TILE to Stage.OWNED.
+
+    A tile for which no layout is stated has the identity: one element per thread. A kernel without
+    tiles runs on one simdgroup. Values whose layout was stated stay the same objects. Appends a
+    ValueLayout for each named tile to the report.
+
+    Raises:
+        OwnershipError: two owners meet in one operation (SPEC O3), a value of each thread's own
+            meets an owned tile (O4), or a construct outside the explicit subset (O5).
+        LayoutError: sizes that no threadgroup has (O6) or that disagree within the kernel (O5).
+        UnsupportedError: several elements per thread; a construct of the automatic path.
+        CompileError: a schedule or dtype that explicit ownership excludes (C1, C5, V3).
+    """
+    statement = _first_statement(func)
+    if statement is None:
+        _reject_automatic(func)
+    else:
+        _check_explicit(func, statement, ctx)
+    threads = _check_sizes(func)
+    owners = _Owners()
+    body = owners.block(func.body)
+    ctx.report.value_layouts.extend(owners.facts)
+    if body is func.body and threads == func.threads:
+        return func
+    return replace(func, body=body, threads=threads)
+
+
+class _Owners:
+    """Rebuilds ops over decided layouts, checking that the owners in each op agree."""
+
+    def __init__(self) -> None:
+        self.mapping: dict[Value, Value] = {}
+        self.implicit: set[Value] = set()
+        self.facts: list[ValueLayout] = []
+
+    def block(self, block: Block) -> Block:
+        kept = tuple(self.op(item) for item in block.ops)
+        same = all(new is old for new, old in zip(kept, block.ops, strict=True))
+        return block if same else Block(kept, block.args)
+
+    def op(self, item: Op) -> Op:
+        new = item.with_operands(self.mapping)
+        changes: dict[str, Any] = {
+            name: inner
+            for name in item.field_names
+            if isinstance(part := getattr(item, name), Block)
+            and (inner := self.block(part)) is not part
+        }
+        if isinstance(item, Arange | Splat) and item.layout is None:
+            changes["layout"] = ThreadLayout.identity(_size(item.result))
+        if changes:
+            new = replace(new, **changes)
+        self._check(new)
+        if new is not item:
+            pairs = zip(item.results, new.infer(), strict=True)
+            new = replace(new, results=tuple(self._value(old, type_) for old, type_ in pairs))
+        self._report(new)
+        return new
+
+    def _value(self, old: Value, type_: Any) -> Value:
+        if type_ == old.type:
+            return old
+        made = Value(type_, old.name, old.loc)
+        self.mapping[old] = made
+        if isinstance(old.type, TileType) and old.type.layout is None:
+            self.implicit.add(made)
+        return made
+
+    def _report(self, item: Op) -> None:
+        for value in item.results:
+            if value.name and isinstance(value.type, TileType):
+                self.facts.append(
+                    ValueLayout(
+                        value.name,
+                        str(value.type.dtype),
+                        repr(value.type.layout),
+                        value not in self.implicit,
+                        place(value.loc),
+                    )
+                )
+
+    def _check(self, item: Op) -> None:
+        """All tiles of an op have one owner; only a conversion has two (SPEC O2, O3)."""
+        if isinstance(item, Convert):
+            return
+        tiles = [value for value in item.operands() if isinstance(value.type, TileType)]
+        for other in tiles[1:]:
+            if _layout(other) != _layout(tiles[0]):
+                raise self._conflict(item, tiles[0], other)
+
+    def _conflict(self, item: Op, lhs: Value, rhs: Value) -> OwnershipError:
+        moved, kept = (lhs, rhs) if lhs in self.implicit else (rhs, lhs)
+        hint = f"use metile.convert_layout({moved.name or 'value'}, {_layout(kept)!r})"
+        if moved in self.implicit:
+            hint += ", or state the owner where it is made: metile.arange(..., layout=...)"
+        return OwnershipError(
+            f"[{_label(item)}] {_named(lhs)} and {_named(rhs)} have different owners: "
+            f"{_named(lhs)} has {self._owner(lhs)}, {_named(rhs)} has {self._owner(rhs)}",
+            item.loc,
+            hint,
+        )
+
+    def _owner(self, value: Value) -> str:
+        note = " (implicit: no layout is stated for it)" if value in self.implicit else ""
+        return f"{_layout(value)!r}{note}"
+
+
+def _first_statement(func: Func) -> Op | None:
+    """The first op that states a layout: the program is explicit when there is one."""
+    for item in walk(func.body):
+        stated = isinstance(item, Arange | Splat) and item.layout is not None
+        if stated or isinstance(item, Convert):
+            return item
+    return None
+
+
+def _reject_automatic(func: Func) -> None:
+    for item in walk(func.body):
+        if isinstance(item, Automatic):
+            raise UnsupportedError(
+                f"[{item.construct}] is not supported yet",
+                item.loc,
+                "write the kernel over tensor descriptors: metile.tensor(...).load(...)",
+            )
+
+
+def _check_explicit(func: Func, statement: Op, ctx: Context) -> None:
+    """The limits of programs that state layouts (SPEC O4, O5, C1, V3)."""
+    where = f"explicit thread layouts (one is stated in line {statement.loc.line})"
+    if ctx.schedule.vector_width not in (None, 1):
+        raise CompileError(
+            f"Schedule(vector_width={ctx.schedule.vector_width}) is not available beside {where}",
+            statement.loc,
+            "use vector_width=None, or 1 to turn grouping off",
+        )
+    made_by = definitions(func)
+    for item in walk(func.body):
+        _check_broadcast(item, made_by)
+    for item in walk(func.body):
+        if isinstance(item, Automatic):
+            raise OwnershipError(
+                f"[{item.construct}] is not available beside {where}",
+                item.loc,
+                "explicit ownership is for straight-line programs over tensor descriptors",
+            )
+        if isinstance(item, If):
+            raise OwnershipError(
+                f"[if] a branch is not available beside {where}",
+                item.loc,
+                "use metile.where(condition, a, b), mask= of load and store, or a constexpr",
+            )
+        _check_shape_and_dtype(item)
+
+
+def _check_broadcast(item: Op, made_by: dict[Value, Op]) -> None:
+    """A scalar that differs between threads never meets an owned tile (SPEC O4)."""
+    if isinstance(item, Automatic):
+        return
+    own = [v for v in item.operands() if isinstance(v.type, ScalarType) and not v.type.uniform]
+    owned = [v for v in item.operands() if isinstance(v.type, TileType) and v.type.layout]
+    if own and owned:
+        raise OwnershipError(
+            f"[{_label(item)}] {_named(own[0])} is {_construct(own[0], made_by)}, a value of each "
+            f"thread's own, and meets {_named(owned[0])} with {_layout(owned[0])!r}: only uniform "
+            "scalars broadcast",
+            item.loc,
+            "number the elements with metile.arange(0, size, layout=...) instead",
+        )
+
+
+def _construct(value: Value, made_by: dict[Value, Op]) -> str:
+    """The construct of the automatic path a per-thread scalar comes from."""
+    item = made_by[value]
+    if isinstance(item, Automatic):
+        return item.construct
+    source = next(
+        v for v in item.operands() if isinstance(v.type, ScalarType) and not v.type.uniform
+    )
+    return f"computed from {_construct(source, made_by).removeprefix('computed from ')}"
+
+
+def _check_shape_and_dtype(item: Op) -> None:
+    for value in item.results:
+        if isinstance(value.type, TileType) and len(value.type.shape) != 1:
+            raise UnsupportedError(
+                f"[{_label(item)}] {_named(value)} has shape {value.type.shape}: explicit thread "
+                "layouts own one-dimensional tiles",
+                item.loc,
+                "compute the coordinates from a 1-D tile: index // columns, index % columns",
+            )
+    if isinstance(item, Convert):
+        assert isinstance(item.src.type, TileType)
+        if item.src.type.dtype not in CONVERTIBLE:
+            names = ", ".join(str(dtype) for dtype in CONVERTIBLE)
+            raise CompileError(
+                f"[convert_layout] {_named(item.src)} is {item.src.type.dtype}, expected one of "
+                f"{names}",
+                item.loc,
+                "cast it first: metile.cast(value, metile.i32)",
+            )
+
+
+def _check_sizes(func: Func) -> int:
+    """The number of threads: every tile is legal and has the size of the first one (SPEC O5)."""
+    first: Value | None = None
+    for item in walk(func.body):
+        for value in item.results:
+            if not isinstance(value.type, TileType):
+                continue
+            _check_tile(item, value, value.type)
+            if first is None:
+                first = value
+            elif _size(first) != _size(value):
+                raise LayoutError(
+                    f"[{_label(item)}] {_named(value)} has {_size(value)} elements but "
+                    f"{_named(first)} has {_size(first)} ({place(first.loc)})",
+                    item.loc,
+                    "a kernel has one tile size; use the larger one and mask the rest",
+                )
+    return _size(first) if first is not None else SIMD_WIDTH
+
+
+def _check_tile(item: Op, value: Value, tile: TileType) -> None:
+    if tile.layout is None:
+        if not SIMD_WIDTH <= tile.size <= MAX_THREADS or tile.size & (tile.size - 1):
+            raise LayoutError(
+                f"[{_label(item)}] {_named(value)} has {tile.size} elements; a tile without a "
+                f"layout has one per thread: a power of two from {SIMD_WIDTH} to {MAX_THREADS}",
+                item.loc,
+                "use a tile of such a size; mask what is too much, and cover more with more "
+                "programs (a larger grid)",
+            )
+        return
+    if tile.layout.elements_per_thread > 1:
+        raise UnsupportedError(
+            f"[{_label(item)}] {_named(value)} has {tile.layout!r}: more than one element per "
+            "thread is not supported yet",
+            item.loc,
+            "use a layout with elements_per_thread=1",
+        )
+    if tile.layout.size != tile.size:
+        raise LayoutError(
+            f"[{_label(item)}] {_named(value)} has {tile.size} elements but {tile.layout!r} owns "
+            f"{tile.layout.size}",
+            item.loc,
+            "give a layout of the tile's size",
+        )
+
+
+def _layout(value: Value) -> ThreadLayout | None:
+    return value.type.layout if isinstance(value.type, TileType) else None
+
+
+def _size(value: Value) -> int:
+    assert isinstance(value.type, TileType)
+    return value.type.size
+
+
+def _named(value: Value) -> str:
+    return f"'{value.name}'" if value.name else f"the value of line {value.loc.line}"
+
+
+def _label(item: Op) -> str:
+    """What a user calls the operation."""
+    if isinstance(item, Select):
+        return "where"
+    if isinstance(item, Convert):
+        return "convert_layout"
+    if isinstance(item, Splat):
+        return "full"
+    kind = getattr(item, "kind", None)
+    return str(kind.value) if kind is not None else item.opcode.removeprefix("tile.")
