@@ -39,6 +39,9 @@ class MetileError(Exception):
         message: what was given and what is allowed.
         loc: where in the kernel's source, when the error belongs to a line of a kernel.
         hint: what to change.
+
+    Attributes:
+        notes: other lines that matter, as (message, location): the call of an inlined function.
     """
 
     def __init__(self, message: str, loc: Loc | None = None, hint: str | None = None) -> None:
@@ -46,9 +49,11 @@ class MetileError(Exception):
         self.message = message
         self.loc = loc
         self.hint = hint
+        self.notes: list[tuple[str, Loc]] = []
 
     def __str__(self) -> str:
-        return render(self.message, self.loc, self.hint)
+        notes = (render(text, loc, None, "note") for text, loc in self.notes)
+        return "\n".join([render(self.message, self.loc, self.hint), *notes])
 
 
 class CompileError(MetileError):
