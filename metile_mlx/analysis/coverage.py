@@ -1,0 +1,226 @@
+"""Whether a grid provably stores every element of an output (SPEC K7).
+
+A store covers its view when its index vectors, over the programs of the grid, take every value in
+the view's box. That is decided for indices that are affine in the program ids,
+
+    index_d = coefficient * program_id(axis) + part_d[lane]
+
+with the part over the tile's lanes worked out exactly. All lanes of one program then hit a set of
+index vectors; when that set holds a whole box [0, e_0) x [0, e_1) x ..., and e_d is the coefficient
+of the axis that drives dimension d, neighbouring programs tile the dimension without a gap.
+
+Wrapping arithmetic is no hole: the index a program computes equals the affine value modulo 2**32
+(analysis/affine_forms.py), and an index in [0, extent) is below 2**31, so whenever the affine value
+is in there the computed one is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+
+from metile_mlx.analysis.affine_forms import Form, Lanes, affine_forms
+from metile_mlx.analysis.views import REMEMBERED, View, view_of
+from metile_mlx.ir.core import Func, Value, definitions, walk
+from metile_mlx.ir.tile import Store, Tensor
+
+Grid: TypeAlias = "tuple[int, int, int]"
+AXES = "xyz"
+# Per dimension: which grid axis moves its index and by how much per program, None where none does.
+Drive: TypeAlias = "tuple[tuple[int, int] | None, ...]"
+
+
+@dataclass(frozen=True)
+class Box:
+    """What each program of a group of stores covers: [0, extents[d]) from program_id * extents[d].
+
+    `axes[d]` is the grid axis that moves dimension d, None where every program covers it alike.
+    """
+
+    axes: tuple[int | None, ...]
+    extents: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OutputCoverage:
+    """What is known of one written parameter before its grid is known.
+
+    Attributes:
+        param: the parameter's name.
+        access: `write` or `read_write`.
+        candidates: boxes of unmasked stores, each with its view; any one may prove the output.
+        reasons: why other stores prove nothing, one text each.
+    """
+
+    param: str
+    access: str
+    candidates: tuple[tuple[View, Box], ...]
+    reasons: tuple[str, ...]
+    _gap: Callable[..., str] = field(init=False, repr=False, compare=False)
+    _names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        names = {name for view, _ in self.candidates for name in view.names}
+        object.__setattr__(self, "_names", tuple(sorted(names)))
+        object.__setattr__(self, "_gap", lru_cache(REMEMBERED)(self._find_gap))
+
+    def proven(self, scalars: Mapping[str, int], grid: Grid, size: int) -> bool:
+        """Whether every one of the array's `size` elements is stored by some program of `grid`.
+
+        Args:
+            scalars: the call's integer scalars; one given as an MLX array is left out.
+            grid: programs along x, y, z.
+            size: elements of the whole output array.
+
+        Raises:
+            LaunchError: an illegal extent or stride, as `View.geometry`.
+        """
+        return not self._gap(grid, size, *map(scalars.get, self._names))
+
+    def explain(self, scalars: Mapping[str, int], grid: Grid, size: int) -> str:
+        """The proof in one line, or everything that stands in its way (for the report)."""
+        gap = self._gap(grid, size, *map(scalars.get, self._names))
+        programs = " x ".join(map(str, grid))
+        return gap or f"{programs} programs store all {size} elements of {self.param}"
+
+    def _find_gap(self, grid: Grid, size: int, *values: int | None) -> str:
+        """Why the output is not proven to be covered; empty when it is."""
+        if size == 0:
+            return ""
+        known = {n: v for n, v in zip(self._names, values, strict=True) if v is not None}
+        gaps = []
+        for view, box in self.candidates:
+            gap = _gap(view, box, known, grid, size)
+            if not gap:
+                return ""
+            gaps.append(gap)
+        return "; ".join(dict.fromkeys([*gaps, *self.reasons]))
+
+
+def _gap(view: View, box: Box, known: Mapping[str, int], grid: Grid, size: int) -> str:
+    missing = [name for name in view.names if name not in known]
+    if missing:
+        return f"the view depends on {missing[0]}, which is an MLX array in this call"
+    shape, strides = view.geometry(known)
+    if not _is_dense(shape, strides, size):
+        return f"the view of shape {shape} and strides {strides} is not all of {size} elements"
+    if 0 in grid:
+        return "the grid is empty"
+    for dimension, (axis, covered, extent) in enumerate(
+        zip(box.axes, box.extents, shape, strict=True)
+    ):
+        if axis is None and covered < extent:
+            return f"each program covers {covered} of {extent} along dimension {dimension}"
+        if axis is not None and grid[axis] * covered < extent:
+            return (
+                f"{grid[axis]} programs along {AXES[axis]} cover {grid[axis] * covered} of "
+                f"{extent} along dimension {dimension}"
+            )
+    return ""
+
+
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
+    """Whether the view's offsets are exactly 0, 1, ... size - 1, in any order of dimensions."""
+    step = 1
+    for stride, extent in sorted(zip(strides, shape, strict=True)):
+        if extent != 1:
+            if stride != step:
+                return False
+            step *= extent
+    return step == size
+
+
+def coverage(func: Func) -> tuple[OutputCoverage, ...]:
+    """One fact for each parameter that a kernel at Stage.TILE declares writable, in Python order.
+
+    Raises:
+        CompileError: a view the host can't work out, as `views`.
+    """
+    defined = definitions(func)
+    params = frozenset(func.params)
+    declared: dict[Value, dict[Value, Tensor]] = {}
+    for op in walk(func.body):
+        if isinstance(op, Tensor) and op.access != "read":
+            declared.setdefault(op.param, {})[op.result] = op
+    stores = [op for op in walk(func.body) if isinstance(op, Store)]
+    top = {id(op) for op in func.body.ops}
+    forms = affine_forms(func) if stores else {}
+    found = []
+    for param in func.params:
+        tensors = declared.get(param)
+        if tensors is None:
+            continue
+        groups: dict[tuple[View, Drive], list[Lanes]] = {}
+        reasons = []
+        own = [store for store in stores if store.tensor in tensors]
+        for store in own:
+            drive = _drive(store, forms) if id(store) in top else "is under a condition"
+            if isinstance(drive, str):
+                reasons.append(f"the store at line {store.loc.line} {drive}")
+            else:
+                view = view_of(tensors[store.tensor], defined, params)
+                groups.setdefault((view, drive[0]), []).append(drive[1])
+        if not own:
+            reasons.append(f"nothing is stored to {param.name}")
+        access = next(iter(tensors.values())).access
+        candidates = []
+        for (view, steps), parts in groups.items():
+            box = _box(view, steps, np.concatenate(parts, axis=1))
+            if box is None:
+                reasons.append(f"the tiles stored to {param.name} do not fill a box from index 0")
+            else:
+                candidates.append((view, box))
+        found.append(OutputCoverage(param.name, access, tuple(candidates), tuple(reasons)))
+    return tuple(found)
+
+
+def _drive(store: Store, forms: Mapping[Value, Form]) -> tuple[Drive, Lanes] | str:
+    """How program ids move the indices, and the index vectors of program 0, one a column."""
+    if store.mask is not None:
+        return "is masked"
+    drive: list[tuple[int, int] | None] = []
+    parts = [np.zeros(1, np.int64)]
+    for dimension, index in enumerate(store.indices):
+        form = forms[index]
+        if isinstance(form, str):
+            return f"has an index {dimension} that depends on {form}"
+        moved = [(axis, step) for axis, step in enumerate(form.coefficients) if step]
+        if len(moved) > 1:
+            return f"has an index {dimension} that depends on several program ids"
+        if moved and moved[0][1] < 0:
+            return f"has an index {dimension} that falls as program_id({moved[0][0]}) rises"
+        drive.append(moved[0] if moved else None)
+        parts.append(form.part)
+    axes = [step[0] for step in drive if step]
+    if len(set(axes)) < len(axes):
+        return "has one program id in several indices"
+    return tuple(drive), np.stack(np.broadcast_arrays(*parts))[1:]
+
+
+def _box(view: View, drive: Drive, vectors: Lanes) -> Box | None:
+    """The box from the origin that the index vectors (one a column) fill; None when it has gaps.
+
+    Dimensions that no axis moves must be filled up to their extent where that is a constant; up to
+    the largest index otherwise, and the call compares.
+    """
+    extents = []
+    for step, extent, indices in zip(drive, view.shape, vectors, strict=True):
+        if step is not None:
+            extents.append(step[1])
+        else:
+            extents.append(int(indices.max()) + 1 if extent.names else extent.factor)
+    if min(extents, default=1) < 0 or prod(extents) > vectors.shape[1]:
+        return None
+    inside = np.ones(vectors.shape[1], np.bool_)
+    place = np.zeros(vectors.shape[1], np.int64)
+    for indices, covered in zip(vectors, extents, strict=True):
+        inside &= (indices >= 0) & (indices < covered)
+        place = place * covered + indices
+    if not np.bincount(place[inside], minlength=prod(extents)).all():
+        return None
+    return Box(tuple(step[0] if step else None for step in drive), tuple(extents))
