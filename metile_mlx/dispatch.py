@@ -1,0 +1,331 @@
+"""`Dispatch`: one kernel made ready for arrays of given shapes and dtypes (SPEC K7)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from metile_mlx.context import Schedule
+from metile_mlx.dtypes import MLX_NAMES, DType
+from metile_mlx.errors import LaunchError
+from metile_mlx.explain import explain
+from metile_mlx.report import Coverage, ExecutionReport, Limit
+from metile_mlx.runtime import metal
+from metile_mlx.runtime.backend import Backend, Grid, Launch, Output, Place, Request, Scalar
+from metile_mlx.runtime.backends import metal_inputs, metal_outputs, registered_source
+from metile_mlx.runtime.cpu import mlx_dtypes
+from metile_mlx.runtime.optional import mx
+from metile_mlx.specialise import Specialisation, TextKey
+from metile_mlx.target import METAL, Target
+
+# Launches kept per dispatch, one for each set of scalars; dropped all at once when full (F04).
+_KEPT = 64
+
+
+@dataclass(frozen=True)
+class Empty:
+    """An output argument that is only a shape and a dtype; make one with `metile.empty`."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def empty(shape: int | Sequence[int], dtype: Any) -> Empty:
+    """An output argument: shape and dtype of the array a kernel returns (SPEC K7).
+
+    Args:
+        shape: extents, or one extent.
+        dtype: a metile dtype (`metile.f32`) or an MLX dtype (`mx.float32`).
+
+    Raises:
+        LaunchError: a negative extent, or a dtype no kernel can write.
+    """
+    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(not isinstance(extent, int) or extent < 0 for extent in extents):
+        raise LaunchError(f"[empty] shape is {shape!r}; expected non-negative integers")
+    if isinstance(dtype, DType):
+        return Empty(extents, mlx_dtypes()[dtype])
+    own_dtype(dtype, "empty")
+    return Empty(extents, dtype)
+
+
+def own_dtype(dtype: Any, name: str) -> DType:
+    """Our dtype of an MLX dtype.
+
+    Raises:
+        LaunchError: MLX dtypes that kernels do not know (float64, complex64).
+    """
+    found = MLX_NAMES.get(str(dtype).rpartition(".")[2])
+    if found is None:
+        raise LaunchError(
+            f"[{name}] dtype {dtype} is not supported; expected one of {', '.join(MLX_NAMES)}"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class ArrayArgument:
+    """An array parameter as prepared: only arrays of this shape and dtype are taken."""
+
+    position: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class ScalarArgument:
+    """A runtime scalar parameter; `kind` is the Python type of its values."""
+
+    position: int
+    name: str
+    kind: type
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a call asked for besides its arguments."""
+
+    schedule: Schedule
+    math_mode: str
+    stream: Place
+
+
+class Dispatch:
+    """A kernel ready to run: call it with arrays of the prepared shapes and dtypes.
+
+    A call takes the runtime parameters in order, constexprs left out, and returns what the kernel
+    writes as lazy arrays. Runtime scalars may have new values; nothing is recompiled for them.
+
+    Raises:
+        LaunchError: when called with arrays of another shape or dtype, or with scalars for which a
+            declared view does not fit its array (SPEC X10).
+    """
+
+    def __init__(
+        self,
+        specialisation: Specialisation,
+        backend: Backend,
+        grid: Grid,
+        arrays: Sequence[ArrayArgument],
+        scalars: Sequence[ScalarArgument],
+        options: Options,
+    ) -> None:
+        self._specialisation = specialisation
+        self._backend = backend
+        self._options = options
+        self._arrays = tuple(arrays)
+        self._scalars = tuple(scalars)
+        self._arity = len(arrays) + len(scalars)
+        self._scalar_positions = tuple(s.position for s in scalars)
+        self._sizes = {a.name: math.prod(a.shape) for a in arrays}
+        self._inputs = [a for a in arrays if a.name in specialisation.reads]
+        self._input_positions = tuple(a.position for a in self._inputs)
+        self._single = len(specialisation.writes) == 1
+        self._launches: dict[tuple[object, ...], Launch] = {}
+        self._values: tuple[Scalar, ...] = ()
+        self.grid = grid
+
+    def __call__(self, *args: Any) -> Any:
+        if len(args) != self._arity:
+            raise LaunchError(self._arity_message(len(args)))
+        for argument in self._arrays:
+            given = args[argument.position]
+            try:
+                same = given.shape == argument.shape and given.dtype == argument.dtype
+            except AttributeError:
+                same = False
+            if not same:
+                raise LaunchError(self._array_message(argument, given))
+        scalars = tuple([args[i] for i in self._scalar_positions])
+        return self.run([args[i] for i in self._input_positions], scalars)
+
+    def run(self, arrays: Sequence[Any], scalars: tuple[Scalar, ...]) -> Any:
+        """Launch with the arrays that are read and all scalars, both already checked for type."""
+        # 0.0 == -0.0, so a zero float is keyed by its text.
+        key = tuple([s if s or type(s) is not float else repr(s) for s in scalars])
+        launch = self._launches.get(key)
+        if launch is None:
+            launch = self._bind(scalars, key)
+        made = launch(arrays)
+        return made[0] if self._single else tuple(made)
+
+    def inputs(self, arguments: Sequence[Any]) -> list[Any]:
+        """The arrays that are read, of all runtime arguments."""
+        return [arguments[i] for i in self._input_positions]
+
+    def prepare(self, scalars: tuple[Scalar, ...]) -> None:
+        """Check the arguments and compile, as the first call would.
+
+        Raises:
+            LaunchError, CompileError, OutOfResources: as a call.
+        """
+        self._values = scalars
+        self._check_scalars(scalars)
+        self._request(scalars, self._backend.target)
+
+    @property
+    def threadgroup(self) -> Grid:
+        """Threads of a threadgroup."""
+        return (self.execution_report.threads, 1, 1)
+
+    @cached_property
+    def execution_report(self) -> ExecutionReport:
+        """What the compiler did and how the launch with the prepared scalars runs (SPEC E)."""
+        return self._report()
+
+    def explain(self) -> str:
+        """The execution report as text."""
+        return explain(self.execution_report)
+
+    @cached_property
+    def msl(self) -> str:
+        """The Metal text of this dispatch as MLX records it, on any machine (SPEC K7, X2)."""
+        request = self._request(self._values, METAL)
+        kernel = metal.register(registered_source(request))
+        outputs, zero = metal_outputs(request)
+        dtypes = mlx_dtypes()
+        inputs = metal_inputs(request, [mx.zeros(a.shape, a.dtype) for a in self._inputs])
+        captured = metal.record_msl(
+            kernel,
+            inputs,
+            [out.shape for out in outputs],
+            [dtypes[out.dtype] for out in outputs],
+            self.grid,
+            [metal.ZERO if zero else metal.UNINITIALISED] * len(outputs),
+        )
+        return captured.text
+
+    def _bind(self, scalars: tuple[Scalar, ...], key: tuple[object, ...]) -> Launch:
+        self._check_scalars(scalars)
+        launch = self._backend.bind(self._request(scalars, self._backend.target))
+        if len(self._launches) >= _KEPT:
+            self._launches.clear()
+        self._launches[key] = launch
+        return launch
+
+    def _named(self, scalars: tuple[Scalar, ...]) -> dict[str, Scalar]:
+        return {s.name: value for s, value in zip(self._scalars, scalars, strict=True)}
+
+    def _check_scalars(self, scalars: tuple[Scalar, ...]) -> None:
+        for argument, value in zip(self._scalars, scalars, strict=True):
+            if type(value) is not argument.kind:
+                raise LaunchError(
+                    f"[{self._specialisation.func.name}] scalar {argument.name!r} is {value!r}; "
+                    f"prepared for {argument.kind.__name__}"
+                )
+            if argument.kind is int and not -(2**31) <= value < 2**31:
+                raise LaunchError(
+                    f"[{self._specialisation.func.name}] scalar {argument.name!r} = {value} does "
+                    f"not fit i32 ({-(2**31)} to {2**31 - 1})"
+                )
+
+    def _request(self, scalars: tuple[Scalar, ...], target: Target | None) -> Request:
+        outputs = self._outputs(scalars)
+        source = None
+        if target is not None:
+            source = self._specialisation.text(self._text_key(scalars, target, outputs)).source
+        return Request(
+            self._specialisation.func,
+            source,
+            tuple(a.name for a in self._inputs),
+            tuple(a.shape for a in self._inputs),
+            outputs,
+            self._named(scalars),
+            self.grid,
+            self._options.stream,
+        )
+
+    def _text_key(
+        self, scalars: tuple[Scalar, ...], target: Target, outputs: Sequence[Output]
+    ) -> TextKey:
+        bits = self._specialisation.checks(_integers(self._named(scalars)), self._sizes)
+        # The CPU starts a read_write output as a copy; elsewhere a written mask is merged after.
+        masked = frozenset(out.param for out in outputs if out.fill == "input")
+        return TextKey(
+            target,
+            self._options.schedule,
+            self._options.math_mode,
+            target.index_bits or bits,
+            frozenset() if target.language == "cpp" else masked,
+        )
+
+    def _outputs(self, scalars: tuple[Scalar, ...]) -> tuple[Output, ...]:
+        named = self._named(scalars)
+        self._specialisation.checks(_integers(named), self._sizes)
+        proofs = {proof.param: proof for proof in self._specialisation.coverage}
+        found = []
+        for array in self._arrays:
+            proof = proofs.get(array.name)
+            if proof is None:
+                continue
+            stored = proof.proven(_integers(named), self.grid, self._sizes[array.name])
+            unstored = "input" if array.name in self._specialisation.reads else "zero"
+            fill = "stored" if stored else unstored
+            found.append(Output(array.name, array.shape, own_dtype(array.dtype, array.name), fill))
+        return tuple(found)
+
+    def _report(self) -> ExecutionReport:
+        outputs = self._outputs(self._values)
+        target = self._backend.target
+        if target is None:
+            report = ExecutionReport(kernel=self._specialisation.func.name, target="none")
+            report.notes.append("reference: a graph of MLX operations; nothing was compiled")
+        else:
+            key = self._text_key(self._values, target, outputs)
+            report = self._specialisation.fresh_report(key)
+            report.limits += _limits(report, target)
+        report.backend = self._backend.name
+        report.grid = self.grid
+        named = self._named(self._values)
+        proofs = {proof.param: proof for proof in self._specialisation.coverage}
+        how = {"cpu": ("zero-filled first", "copied from the input first")}.get(
+            self._backend.name, ("MLX's init_value=0", "merged through a written mask")
+        )
+        for out in outputs:
+            fill = {"stored": "", "zero": how[0], "input": how[1]}[out.fill]
+            reason = proofs[out.param].explain(_integers(named), self.grid, self._sizes[out.param])
+            report.coverage.append(Coverage(out.param, out.fill == "stored", fill, reason))
+        return report
+
+    def _arity_message(self, given: int) -> str:
+        names = ", ".join(
+            argument.name
+            for argument in sorted([*self._arrays, *self._scalars], key=lambda a: a.position)
+        )
+        return (
+            f"[{self._specialisation.func.name}] {given} arguments given; this dispatch takes "
+            f"{self._arity}: {names}"
+        )
+
+    def _array_message(self, argument: ArrayArgument, given: Any) -> str:
+        if hasattr(given, "shape") and hasattr(given, "dtype"):
+            what = f"shape {tuple(given.shape)} dtype {given.dtype}"
+        else:
+            what = f"{type(given).__name__}"
+        return (
+            f"[{self._specialisation.func.name}] array {argument.name!r} is {what}; prepared for "
+            f"shape {argument.shape} dtype {argument.dtype}"
+        )
+
+
+def _limits(report: ExecutionReport, target: Target) -> list[Limit]:
+    memory = sum(allocation.bytes for allocation in report.allocations)
+    found = [
+        Limit("threads per threadgroup", report.threads, target.max_threads, True),
+        Limit("threadgroup memory, bytes", memory, target.threadgroup_bytes, True),
+    ]
+    if target.name == "metal":
+        note = "the pipeline's own limit needs the Metal device"
+        found.append(
+            Limit("maxTotalThreadsPerThreadgroup", report.threads, target.max_threads, False, note)
+        )
+    return found
+
+
+def _integers(scalars: Mapping[str, Scalar]) -> dict[str, int]:
+    """What views may depend on."""
+    return {name: value for name, value in scalars.items() if isinstance(value, int)}

@@ -1,0 +1,347 @@
+"""`@metile.kernel`: a Python function that runs as a kernel, specialised per call (SPEC K7)."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
+from typing import Any, overload
+
+from metile_mlx.context import Schedule
+from metile_mlx.dispatch import ArrayArgument, Dispatch, Empty, Options, ScalarArgument, own_dtype
+from metile_mlx.dtypes import bool_, f32, i32
+from metile_mlx.errors import CompileError, LaunchError
+from metile_mlx.frontend.definition import MISSING, Definition, Parameter
+from metile_mlx.frontend.values import ArraySpec, ScalarSpec
+from metile_mlx.runtime import export
+from metile_mlx.runtime.backend import Backend, Grid, Place, choose
+from metile_mlx.runtime.backends import BACKENDS
+from metile_mlx.runtime.optional import mx
+from metile_mlx.specialise import Spec, Specialisation, specialise
+
+MATH_MODES = ("safe", "relaxed", "fast")
+# Specialisations and dispatches kept per kernel (F04).
+_KEPT = 512
+
+_SCALAR_DTYPES = {int: i32, float: f32, bool: bool_}
+
+
+class Kernel:
+    """A kernel; `kernel[grid](...)` launches it. Made by `@metile.kernel`."""
+
+    def __init__(self, function: Callable[..., Any], schedule: Schedule) -> None:
+        functools.update_wrapper(self, function)
+        self.definition = Definition.of(function)
+        self.schedule = schedule
+        self._names = tuple(p.name for p in self.definition.params)
+        self._index = {name: i for i, name in enumerate(self._names)}
+        self._runtime = tuple(
+            (i, p) for i, p in enumerate(self.definition.params) if not p.is_constexpr
+        )
+        self._constexprs = tuple(
+            (i, p) for i, p in enumerate(self.definition.params) if p.is_constexpr
+        )
+        self._specialisations: OrderedDict[object, Specialisation] = OrderedDict()
+        self._dispatches: OrderedDict[object, Dispatch] = OrderedDict()
+        self._lock = Lock()
+
+    def __getitem__(self, grid: int | Sequence[int]) -> Launcher:
+        """The kernel over a grid of programs: an int or up to three ints."""
+        return Launcher(self, grid)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise LaunchError(
+            f"[{self.definition.name}] a kernel is launched over a grid of programs",
+            hint=f"{self.definition.name}[(programs,)](...)",
+        )
+
+    def __repr__(self) -> str:
+        return f"<metile kernel {self.definition.name}({', '.join(self._names)})>"
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """One value per parameter, in order.
+
+        Raises:
+            LaunchError: wrong arity, unknown or doubled names, a missing argument or constexpr.
+        """
+        values = list(args)
+        if len(values) > len(self._names):
+            raise LaunchError(
+                f"[{self.definition.name}] {len(values)} arguments given; the kernel takes "
+                f"{len(self._names)}: {', '.join(self._names)}"
+            )
+        values += [MISSING] * (len(self._names) - len(values))
+        for name, value in kwargs.items():
+            index = self._index.get(name)
+            if index is None:
+                raise LaunchError(
+                    f"[{self.definition.name}] unknown argument {name!r}; the kernel takes "
+                    f"{', '.join(self._names)}"
+                )
+            if index < len(args):
+                raise LaunchError(f"[{self.definition.name}] argument {name!r} is given twice")
+            values[index] = value
+        for index, value in enumerate(values):
+            if value is MISSING:
+                values[index] = self._default(self.definition.params[index])
+        return values
+
+    def _default(self, parameter: Parameter) -> Any:
+        if parameter.default is not MISSING:
+            return parameter.default
+        what = "constexpr" if parameter.is_constexpr else "argument"
+        raise LaunchError(
+            f"[{self.definition.name}] missing {what} {parameter.name!r}",
+            hint=f"pass {parameter.name}=..." if parameter.is_constexpr else None,
+        )
+
+    def dispatch(
+        self, grid: Grid, values: list[Any], backend: Backend, options: Options
+    ) -> tuple[Dispatch, tuple[Any, ...]]:
+        """The dispatch for these values, from the cache or new, and its scalars."""
+        constexprs = tuple([_token(values[i]) for i, _ in self._constexprs])
+        facts: list[object] = []
+        scalars: list[Any] = []
+        for index, parameter in self._runtime:
+            value = values[index]
+            kind = type(value)
+            if kind is mx.array or kind is Empty:
+                facts.append((kind is Empty, value.shape, value.dtype))
+                continue
+            if kind not in _SCALAR_DTYPES or parameter.annotation is float:
+                values[index] = value = self._scalar(parameter, value)
+                kind = type(value)
+            facts.append(kind)
+            scalars.append(value)
+        key = (
+            grid,
+            tuple(facts),
+            constexprs,
+            self.definition.environment(),
+            backend.name,
+            options.schedule,
+            options.math_mode,
+            options.stream,
+        )
+        found = self._dispatches.get(key)
+        if found is None:
+            found = self._make(key, grid, values, backend, options)
+        return found, tuple(scalars)
+
+    def _make(
+        self, key: object, grid: Grid, values: list[Any], backend: Backend, options: Options
+    ) -> Dispatch:
+        arrays: list[ArrayArgument] = []
+        scalars: list[ScalarArgument] = []
+        specs: dict[str, Spec] = {}
+        for position, (index, parameter) in enumerate(self._runtime):
+            value, name = values[index], parameter.name
+            if isinstance(value, mx.array | Empty):
+                specs[name] = self._array_spec(name, value)
+                arrays.append(ArrayArgument(position, name, tuple(value.shape), value.dtype))
+            else:
+                specs[name] = ScalarSpec(_SCALAR_DTYPES[type(value)])
+                scalars.append(ScalarArgument(position, name, type(value)))
+        constants = {p.name: values[i] for i, p in self._constexprs}
+        with self._lock:
+            found = self._dispatches.get(key)
+            if found is None:
+                special = self._specialise(specs, constants)
+                self._check_outputs(special, arrays, values)
+                found = Dispatch(special, backend, grid, arrays, scalars, options)
+                found.prepare(tuple(values[self._index[s.name]] for s in scalars))
+                _keep(self._dispatches, key, found)
+        return found
+
+    def _specialise(
+        self, specs: Mapping[str, Spec], constants: Mapping[str, object]
+    ) -> Specialisation:
+        key = (
+            tuple(specs.items()),
+            tuple((name, _token(value)) for name, value in constants.items()),
+            self.definition.environment(),
+        )
+        found = self._specialisations.get(key)
+        if found is None:
+            found = specialise(self.definition, specs, constants)
+            _keep(self._specialisations, key, found)
+        return found
+
+    def _array_spec(self, name: str, value: Any) -> Spec:
+        dtype = own_dtype(value.dtype, f"{self.definition.name}: {name}")
+        if isinstance(value, Empty) or name in self.definition.array_params:
+            return ArraySpec(dtype)
+        if value.size != 1:
+            raise LaunchError(
+                f"[{self.definition.name}] {name!r} is used as a scalar and given an array of "
+                f"shape {tuple(value.shape)}",
+                hint=f"declare it with metile.tensor({name}, ...) to load from it",
+            )
+        return ScalarSpec(dtype, lazy=True)
+
+    def _scalar(self, parameter: Parameter, value: Any) -> int | float | bool:
+        """A Python number of `value`; NumPy numbers and numbers for `float` parameters convert."""
+        if isinstance(value, bool):
+            return value
+        if parameter.annotation is float and isinstance(value, int | float):
+            return float(value)
+        if hasattr(value, "dtype") and getattr(value, "shape", None) == ():
+            converted = value.item()
+            if type(converted) in _SCALAR_DTYPES:
+                return converted  # type: ignore[no-any-return]
+        if type(value) in _SCALAR_DTYPES:
+            return value  # type: ignore[no-any-return]
+        raise LaunchError(
+            f"[{self.definition.name}] {parameter.name!r} is a {type(value).__name__}; expected an "
+            "mx.array, metile.empty(...), int, float or bool",
+            hint="convert NumPy arrays with mx.array(x)" if hasattr(value, "shape") else None,
+        )
+
+    def _check_outputs(
+        self, special: Specialisation, arrays: Sequence[ArrayArgument], values: Sequence[Any]
+    ) -> None:
+        if not special.writes:
+            raise CompileError(
+                f"[{self.definition.name}] the kernel writes nothing",
+                loc=self.definition.loc,
+                hint="declare an output: metile.tensor(out, shape=..., access='write')",
+            )
+        for array in arrays:
+            empty = isinstance(values[self._index[array.name]], Empty)
+            if empty and array.name in special.reads:
+                raise LaunchError(
+                    f"[{self.definition.name}] {array.name!r} is read and given metile.empty",
+                    hint="pass an array",
+                )
+
+
+class Launcher:
+    """A kernel over a grid; call it, or `prepare` a Dispatch for many calls."""
+
+    __slots__ = ("_grid", "_kernel")
+
+    def __init__(self, kernel: Kernel, grid: int | Sequence[int]) -> None:
+        self._kernel = kernel
+        self._grid = _checked_grid(kernel.definition.name, grid)
+
+    def __call__(
+        self,
+        *args: Any,
+        schedule: Schedule | None = None,
+        backend: str | None = None,
+        target: str | None = None,
+        stream: Place = None,
+        math_mode: str = "safe",
+        **kwargs: Any,
+    ) -> Any:
+        """Launch and return the written arrays, lazy: one array, or a tuple in parameter order.
+
+        Args:
+            args: arrays, runtime scalars and constexprs, by position or by name. An output is
+                `metile.empty(shape, dtype)`, or an array used only for its shape and dtype.
+            schedule: how to compile; the kernel's own by default.
+            backend: metal, cuda, cpu or reference; else METILE_BACKEND, else the device's own.
+            target: as backend: what to compile for.
+            stream: an MLX stream or device.
+            math_mode: safe, relaxed or fast; handed to MLX's Metal compiler.
+
+        Raises:
+            LaunchError: arguments that do not fit the kernel.
+            CompileError: the kernel can't be compiled for them.
+            OutOfResources: it needs more than the target has.
+            BackendError: the backend asked for can't run here.
+        """
+        kernel = self._kernel
+        options = Options(schedule or kernel.schedule, _checked_mode(math_mode), stream)
+        place = _backend(backend or target, stream, compile_only=False)
+        values = kernel.bind(args, kwargs)
+        dispatch, scalars = kernel.dispatch(self._grid, values, place, options)
+        runtime = [values[i] for i, _ in kernel._runtime]
+        return dispatch.run(dispatch.inputs(runtime), scalars)
+
+    def prepare(
+        self,
+        *args: Any,
+        schedule: Schedule | None = None,
+        backend: str | None = None,
+        target: str | None = None,
+        stream: Place = None,
+        math_mode: str = "safe",
+        **kwargs: Any,
+    ) -> Dispatch:
+        """Compile for these arguments and return a Dispatch for calls with others like them.
+
+        Args and errors as in a call; with `target="metal"` the text is compiled and can be read
+        (`.msl`) on a machine without Metal.
+        """
+        kernel = self._kernel
+        options = Options(schedule or kernel.schedule, _checked_mode(math_mode), stream)
+        place = _backend(backend or target, stream, compile_only=backend is None)
+        values = kernel.bind(args, kwargs)
+        dispatch, _ = kernel.dispatch(self._grid, values, place, options)
+        return dispatch
+
+
+@overload
+def kernel(function: Callable[..., Any], /) -> Kernel: ...
+@overload
+def kernel(*, schedule: Schedule = ...) -> Callable[[Callable[..., Any]], Kernel]: ...
+def kernel(
+    function: Callable[..., Any] | None = None, /, *, schedule: Schedule | None = None
+) -> Kernel | Callable[[Callable[..., Any]], Kernel]:
+    """Make a kernel of a plain Python function (SPEC K1).
+
+    The source is read once and translated, never executed. `@metile.kernel(schedule=...)` sets the
+    schedule of calls that name none.
+
+    Raises:
+        CompileError: there is no source to read, or the signature is not one a kernel can have.
+    """
+    if function is not None:
+        return Kernel(function, Schedule())
+    return lambda f: Kernel(f, schedule or Schedule())
+
+
+def _backend(name: str | None, stream: Place, compile_only: bool) -> Backend:
+    exported = export.active_target()
+    if exported is not None and name is None:
+        return BACKENDS[exported]
+    if name is not None and compile_only and name in BACKENDS:
+        return BACKENDS[name]
+    if exported is not None and name == exported:
+        return BACKENDS[exported]
+    return choose(name, stream, BACKENDS)
+
+
+def _checked_grid(name: str, grid: int | Sequence[int]) -> Grid:
+    extents = (grid,) if isinstance(grid, int) else tuple(grid)
+    legal = all(isinstance(e, int) and 0 <= e < 2**31 for e in extents)
+    if not 1 <= len(extents) <= 3 or not legal:
+        raise LaunchError(
+            f"[{name}] grid is {grid!r}; expected one to three integers of 0 to {2**31 - 1}: the "
+            "number of programs along each axis"
+        )
+    x, y, z = (*extents, 1, 1)[:3]
+    return x, y, z
+
+
+def _checked_mode(math_mode: str) -> str:
+    if math_mode not in MATH_MODES:
+        raise LaunchError(f"math_mode is {math_mode!r}; expected one of {', '.join(MATH_MODES)}")
+    return math_mode
+
+
+def _token(value: Any) -> object:
+    """A key that tells 1 from True, 1.0 and "1", and 0.0 from -0.0."""
+    kind = type(value)
+    if kind is int or kind is str:
+        return value
+    return (kind, repr(value)) if kind in (float, bool) else value
+
+
+def _keep(cache: OrderedDict[object, Any], key: object, value: Any) -> None:
+    """Remember, dropping the oldest beyond the limit."""
+    cache[key] = value
+    if len(cache) > _KEPT:
+        cache.popitem(last=False)

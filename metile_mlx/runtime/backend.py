@@ -1,0 +1,140 @@
+"""What a backend is, and which one a call runs on (SPEC X6)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Protocol
+
+from metile_mlx import config
+from metile_mlx.dtypes import DType
+from metile_mlx.emit.source import KernelSource
+from metile_mlx.errors import BackendError, MetileError
+from metile_mlx.ir.core import Func
+from metile_mlx.runtime.optional import MLX_MISSING, mx
+from metile_mlx.target import Target
+
+Grid = tuple[int, int, int]
+Scalar = int | float | bool
+# Lazy outputs of one launch, in the order of `Request.outputs`.
+Launch = Callable[[Sequence[mx.array]], Sequence[mx.array]]
+Place = mx.Stream | mx.Device | None
+
+
+@dataclass(frozen=True)
+class Output:
+    """One array a launch returns.
+
+    Attributes:
+        param: the kernel parameter it is written through.
+        shape: of the array given for that parameter.
+        dtype: its element type.
+        fill: what the elements hold that no program stores: `stored` when there are none, `zero`,
+            or `input` for a read_write parameter (SPEC K7).
+    """
+
+    param: str
+    shape: tuple[int, ...]
+    dtype: DType
+    fill: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that is fixed before the arrays of a launch are known.
+
+    Attributes:
+        func: the kernel at Stage.TILE.
+        source: its text for the backend's target, or None where the backend runs `func` itself.
+        inputs: array parameters that are read, in the order `Launch` takes them.
+        input_shapes: their shapes.
+        outputs: in parameter order.
+        scalars: runtime scalars by parameter name.
+        grid: programs per axis.
+        stream: where to run; None is MLX's default at the time of the call.
+    """
+
+    func: Func
+    source: KernelSource | None
+    inputs: tuple[str, ...]
+    input_shapes: tuple[tuple[int, ...], ...]
+    outputs: tuple[Output, ...]
+    scalars: Mapping[str, Scalar]
+    grid: Grid
+    stream: Place
+
+
+class Backend(Protocol):
+    """A way to run kernels. `target` is None for the reference, which compiles nothing."""
+
+    name: str
+    target: Target | None
+
+    def available(self) -> str | None:
+        """None when it runs here, else the reason."""
+
+    def bind(self, request: Request) -> Launch:
+        """Build what is missing and return a function of the input arrays."""
+
+
+_warned = False
+_lock = Lock()
+
+
+def wanted(name: str | None, stream: Place) -> tuple[str, bool]:
+    """The backend a call asks for and whether it was named: argument, environment, then device.
+
+    The device is the stream's, else MLX's default: a GPU is Metal or CUDA as MLX itself says.
+    """
+    named = name or config.backend()
+    if named is not None:
+        return named, True
+    if MLX_MISSING is not None:
+        return "reference", False
+    device = stream.device if isinstance(stream, mx.Stream) else stream or mx.default_device()
+    if device.type == mx.DeviceType.gpu:
+        return ("metal" if mx.metal.is_available() else "cuda"), False
+    return "cpu", False
+
+
+def choose(name: str | None, stream: Place, backends: Mapping[str, Backend]) -> Backend:
+    """The backend of a call (SPEC X6).
+
+    Raises:
+        BackendError: the backend named by the call or by METILE_BACKEND can't run here; says why.
+        MetileError: no backend has that name.
+
+    Warns:
+        RuntimeWarning: once, when the device's own backend can't run and `reference` takes over.
+    """
+    asked, named = wanted(name, stream)
+    if asked not in config.BACKENDS:
+        allowed = ", ".join(config.BACKENDS)
+        raise MetileError(f"backend {asked!r} does not exist; expected one of {allowed}")
+    backend = backends.get(asked)
+    reason = backend.available() if backend else f"the {asked} backend is not supported yet"
+    if backend is not None and reason is None:
+        return backend
+    if named:
+        raise BackendError(
+            f"backend {asked!r} can't run here: {reason}",
+            hint="python -m metile_mlx doctor lists what can",
+        )
+    _warn_once(asked, reason or "")
+    return backends["reference"]
+
+
+def _warn_once(asked: str, reason: str) -> None:
+    global _warned
+    with _lock:
+        if _warned:
+            return
+        _warned = True
+    warnings.warn(
+        f"metile: kernels run on the reference backend (MLX operations), because {asked!r} "
+        f"can't run here: {reason}",
+        RuntimeWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,161 @@
+"""The backends of this machine, each a thin adapter from `Request` to its runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from metile_mlx.emit.naming import input_passing, unique_name
+from metile_mlx.emit.source import KernelSource
+from metile_mlx.runtime import batching, cpu, export, metal
+from metile_mlx.runtime.autodiff import ReferenceTransforms, reference_launch, with_gradient
+from metile_mlx.runtime.backend import Backend, Launch, Output, Request
+from metile_mlx.runtime.cpu import mlx_dtypes
+from metile_mlx.runtime.optional import MLX_MISSING, mx
+from metile_mlx.target import CPU, METAL, Target
+
+
+class ReferenceBackend:
+    """Kernels as graphs of MLX operations, on any device (SPEC X5)."""
+
+    name = "reference"
+    target: Target | None = None
+
+    def available(self) -> str | None:
+        return f"mlx is not installed: {MLX_MISSING}" if MLX_MISSING else None
+
+    def bind(self, request: Request) -> Launch:
+        return reference_launch(request)
+
+
+class CpuBackend:
+    """Kernels as compiled C++ (SPEC X4)."""
+
+    name = "cpu"
+    target: Target | None = CPU
+
+    def available(self) -> str | None:
+        return cpu.available()
+
+    def bind(self, request: Request) -> Launch:
+        source = _text(request)
+        position = {param: i for i, param in enumerate(request.inputs)}
+        init = [
+            {"stored": cpu.INIT_NOTHING, "zero": cpu.INIT_ZERO}.get(
+                out.fill, position.get(out.param, cpu.INIT_ZERO)
+            )
+            for out in request.outputs
+        ]
+        call = cpu.build(source).bind(
+            [out.shape for out in request.outputs],
+            [out.dtype for out in request.outputs],
+            request.grid,
+            init,
+            request.stream,
+            ReferenceTransforms(request),
+            request.input_shapes,
+        )
+        scalars = tuple(request.scalars[arg.param] for arg in source.inputs if arg.is_scalar)
+        return lambda arrays: call(arrays, scalars)
+
+
+class MetalBackend:
+    """Kernels as MSL through `mx.fast.metal_kernel` (SPEC X1)."""
+
+    name = "metal"
+    target: Target | None = METAL
+
+    def available(self) -> str | None:
+        return metal.available()
+
+    def bind(self, request: Request) -> Launch:
+        kernel = metal.register(registered_source(request))
+        outputs, zero_fill = metal_outputs(request)
+        shapes = [out.shape for out in outputs]
+        dtypes = [mlx_dtypes()[out.dtype] for out in outputs]
+        init = [metal.ZERO if zero_fill else metal.UNINITIALISED] * len(outputs)
+
+        def launch(arrays: Sequence[mx.array]) -> list[mx.array]:
+            batching.decline()
+            inputs = metal_inputs(request, arrays)
+            made = kernel.launch(inputs, shapes, dtypes, request.grid, init, request.stream)
+            return _merge(request, arrays, made)
+
+        wrapped = with_gradient(launch, request)
+        # MLX can't write a custom_function to a file, so an export gets the bare kernel.
+        return lambda arrays: launch(arrays) if export.active_target() else wrapped(arrays)
+
+
+def registered_source(request: Request) -> KernelSource:
+    """The text under a name that also covers how MLX passes each input (F02)."""
+    source = _text(request)
+    shapes = dict(zip(request.inputs, request.input_shapes, strict=True))
+    # A 0-d array is bound as (1,), a scalar always is; neither is ever a C++ reference.
+    passing = [input_passing(_size(shapes.get(arg.param, (1,))) or 1, 1) for arg in source.inputs]
+    return replace(source, name=unique_name(source.name.rpartition("_")[0], source.name, passing))
+
+
+def metal_outputs(request: Request) -> tuple[list[Output], bool]:
+    """Outputs as the text has them, written masks included, and whether MLX zeroes them first."""
+    outputs: list[Output] = []
+    by_param = {out.param: out for out in request.outputs}
+    for argument in _text(request).outputs:
+        outputs.append(replace(by_param[argument.param], dtype=argument.dtype))
+    return outputs, any(out.fill != "stored" for out in request.outputs)
+
+
+def metal_inputs(request: Request, arrays: Sequence[mx.array]) -> list[mx.array]:
+    """Arrays and scalars in the order of the signature."""
+    given = dict(zip(request.inputs, arrays, strict=True))
+    return [
+        _scalar_array(
+            type(request.scalars[arg.param]), repr(request.scalars[arg.param]), arg.dtype.name
+        )
+        if arg.is_scalar
+        else given[arg.param]
+        for arg in _text(request).inputs
+    ]
+
+
+def _merge(
+    request: Request, arrays: Sequence[mx.array], made: Sequence[mx.array]
+) -> list[mx.array]:
+    """One array per output: where no program stored, a read_write parameter keeps its input."""
+    given = dict(zip(request.inputs, arrays, strict=True))
+    remaining = iter(made)
+    merged = []
+    for out in request.outputs:
+        array = next(remaining)
+        if out.fill == "input":
+            written = next(remaining)
+            array = mx.where(written, array, given[out.param])
+        merged.append(array)
+    return merged
+
+
+def _text(request: Request) -> KernelSource:
+    assert request.source is not None
+    return request.source
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size
+
+
+@lru_cache(maxsize=4096)
+def _scalar_array(kind: type, text: str, dtype: str) -> mx.array:
+    """A runtime scalar as MLX binds it; equal scalars share one array."""
+    value = kind(text) if kind is not bool else text == "True"
+    by_name = {ours.name: theirs for ours, theirs in mlx_dtypes().items()}
+    return mx.array([value], dtype=by_name[dtype])
+
+
+BACKENDS: dict[str, Backend] = {
+    "metal": MetalBackend(),
+    "cpu": CpuBackend(),
+    "reference": ReferenceBackend(),
+}

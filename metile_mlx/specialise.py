@@ -1,0 +1,115 @@
+"""One specialisation of a kernel: its tile program and the texts made from it, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from threading import Lock
+from time import perf_counter
+
+from metile_mlx.analysis.coverage import OutputCoverage, coverage
+from metile_mlx.analysis.views import ViewChecks, views
+from metile_mlx.compiler import compile_kernel
+from metile_mlx.context import Context, Schedule
+from metile_mlx.emit.source import KernelSource
+from metile_mlx.frontend.definition import Definition
+from metile_mlx.frontend.translate import translate
+from metile_mlx.frontend.values import ArraySpec, ScalarSpec
+from metile_mlx.ir.core import Func
+from metile_mlx.report import ExecutionReport, Timing
+from metile_mlx.target import Target
+
+Spec = ArraySpec | ScalarSpec
+
+
+@dataclass(frozen=True)
+class TextKey:
+    """What a text depends on besides the tile program."""
+
+    target: Target
+    schedule: Schedule
+    math_mode: str
+    index_bits: int
+    masked_outputs: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Text:
+    """An emitted kernel and what its compilation reported."""
+
+    source: KernelSource
+    report: ExecutionReport
+
+
+@dataclass
+class Specialisation:
+    """A kernel for given parameter types and constexprs.
+
+    Attributes:
+        func: the kernel at Stage.TILE.
+        checks: the declared tensors, checked at each call (SPEC X10).
+        coverage: per written parameter, when every element is stored (SPEC K7).
+        seconds: time of the translation.
+    """
+
+    func: Func
+    checks: ViewChecks
+    coverage: tuple[OutputCoverage, ...]
+    seconds: float
+    _texts: dict[TextKey, Text] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Array parameters some tensor reads."""
+        return frozenset(view.param for view in self.checks.views if view.access != "write")
+
+    @property
+    def writes(self) -> frozenset[str]:
+        """Array parameters some tensor writes."""
+        return frozenset(view.param for view in self.checks.views if view.access != "read")
+
+    def text(self, key: TextKey) -> Text:
+        """The text for `key`, compiled at first use.
+
+        Raises:
+            CompileError, OutOfResources: see compiler.lower. Nothing is kept then.
+        """
+        with self._lock:
+            if key not in self._texts:
+                self._texts[key] = self._compile(key)
+            return self._texts[key]
+
+    def _compile(self, key: TextKey) -> Text:
+        report = ExecutionReport(
+            kernel=self.func.name,
+            target=key.target.name,
+            index_bits=key.index_bits,
+            math_mode=key.math_mode,
+        )
+        report.timings.append(Timing("translate", "frontend", self.seconds))
+        ctx = Context(
+            key.target, key.schedule, key.index_bits, key.masked_outputs, key.math_mode, report
+        )
+        source = compile_kernel(self.func, ctx)
+        report.threads = source.threads
+        return Text(source, report)
+
+    def fresh_report(self, key: TextKey) -> ExecutionReport:
+        """A copy of the text's report, for a dispatch to complete."""
+        return deepcopy(self.text(key).report)
+
+
+def specialise(
+    definition: Definition, specs: Mapping[str, Spec], constexprs: Mapping[str, object]
+) -> Specialisation:
+    """Translate a kernel for given parameter types and constexprs.
+
+    Raises:
+        CompileError: at the offending line of the kernel.
+    """
+    start = perf_counter()
+    func = translate(definition, specs, constexprs)
+    seconds = perf_counter() - start
+    return Specialisation(func, ViewChecks(views(func)), coverage(func), seconds)
