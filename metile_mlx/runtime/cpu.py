@@ -44,6 +44,15 @@ def available() -> str | None:
     return None
 
 
+def thread_count() -> int:
+    """Threads that share the programs of a launch, the stream's own included.
+
+    Raises:
+        BackendError: the backend is not available here.
+    """
+    return cpu_module.load(toolchain.find()).thread_count()
+
+
 @functools.cache
 def mlx_dtypes() -> dict[DType, mx.Dtype]:
     """MLX's dtype of each of ours."""
