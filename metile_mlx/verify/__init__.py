@@ -1,0 +1,45 @@
+"""Verifiers: each re-derives one property of a program and knows no pass (SPEC C4).
+
+A finding is a bug of a pass, never of the user; only resources speak to the user.
+"""
+
+from __future__ import annotations
+
+from metile_mlx.context import Context, Stage
+from metile_mlx.ir.core import Func
+from metile_mlx.verify.communication import check_communication
+from metile_mlx.verify.conversions import check_conversions
+from metile_mlx.verify.findings import error
+from metile_mlx.verify.ownership import check_ownership
+from metile_mlx.verify.resources import check_resources
+from metile_mlx.verify.structure import check_structure
+
+__all__ = ["verify"]
+
+
+def verify(func: Func, stage: Stage, ctx: Context, before: Func | None = None) -> None:
+    """Check that `func` keeps the rules of `stage`. Reads only.
+
+    Args:
+        func: the program after a step.
+        stage: the stage that the step leaves.
+        ctx: target limits.
+        before: the program the step began with. A planned program is then shown to store what it
+            stored before, and a per-thread one to communicate as planned.
+
+    Raises:
+        VerificationError: one error with every finding; the rest is not tried on a program whose
+            structure is broken.
+        OutOfResources: more threads or threadgroup memory than the target has.
+    """
+    findings = check_structure(func, stage)
+    if not findings and stage >= Stage.OWNED:
+        findings = check_ownership(func, stage)
+        if stage is Stage.PLANNED:
+            findings += check_conversions(func, before)
+        elif stage is Stage.THREAD:
+            findings += check_communication(func, before)
+    if findings:
+        raise error(func, stage, findings)
+    if stage >= Stage.PLANNED:
+        check_resources(func, ctx)

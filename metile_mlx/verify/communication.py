@@ -1,0 +1,259 @@
+"""Communication of the per-thread program: order, bounds, lanes, and that it is what was planned.
+
+Addresses of threadgroup memory and lanes of shuffles are functions of the thread index; they are
+evaluated here for every thread, so nothing about their form is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from metile_mlx.dtypes import DType, u16, u32
+from metile_mlx.ir import metal, planned
+from metile_mlx.ir.arith import BinaryKind, UnaryKind, element
+from metile_mlx.ir.core import Func, Op, Value, definitions, walk
+from metile_mlx.layout.affine import Indices
+from metile_mlx.target import SIMD_WIDTH
+from metile_mlx.verify.conversions import images, wires
+from metile_mlx.verify.findings import Finding
+from metile_mlx.verify.scratch import WIRE_DTYPES, ScratchOrder
+
+_TOGETHER = (
+    metal.ThreadgroupAlloc,
+    metal.ThreadgroupStore,
+    metal.ThreadgroupLoad,
+    metal.Barrier,
+    metal.Shuffle,
+)
+
+_BINARY: dict[BinaryKind, Callable[[Indices, Indices], Indices]] = {
+    BinaryKind.ADD: np.add,
+    BinaryKind.SUB: np.subtract,
+    BinaryKind.MUL: np.multiply,
+    BinaryKind.AND: np.bitwise_and,
+    BinaryKind.OR: np.bitwise_or,
+    BinaryKind.XOR: np.bitwise_xor,
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One step of communication. `table`: what each thread addresses, as bytes of int64."""
+
+    op: Op
+    kind: str
+    subject: str = ""
+    table: bytes = b""
+
+    def matches(self, other: Event) -> bool:
+        return (self.kind, self.subject, self.table) == (other.kind, other.subject, other.table)
+
+
+def check_communication(func: Func, before: Func | None) -> list[Finding]:
+    """All faults of a Stage.THREAD program; `before` is planned or per-thread itself."""
+    walker = _Threads(func)
+    findings = walker.run()
+    if before is None or findings:
+        return findings
+    if any(item.opcode.startswith("metal.") for item in before.body.ops):
+        source = _Threads(before)
+        source.run()
+        return _compare(source.events, walker.events)
+    return _compare(_planned_events(before), walker.events)
+
+
+class _Threads:
+    """The walk over one program."""
+
+    def __init__(self, func: Func) -> None:
+        self.func = func
+        self.made_by = definitions(func)
+        self.indices: dict[Value, Indices | None] = {}
+        self.orders: dict[Value, ScratchOrder] = {}
+        self.findings: list[Finding] = []
+        self.events: list[Event] = []
+
+    def run(self) -> list[Finding]:
+        for item in self.func.body.ops:
+            for block in item.blocks():
+                for inner in walk(block):
+                    if isinstance(inner, _TOGETHER):
+                        self.add(
+                            inner,
+                            "stands under a condition, expected where every thread takes part",
+                        )
+            match item:
+                case metal.ThreadgroupAlloc():
+                    self.allocate(item)
+                case metal.ThreadgroupStore():
+                    self.store(item)
+                case metal.ThreadgroupLoad():
+                    self.load(item)
+                case metal.Barrier():
+                    self.events.append(Event(item, "barrier", item.role))
+                    for order in self.orders.values():
+                        order.barrier(item.role)
+                case metal.Shuffle():
+                    self.shuffle(item)
+                case _:
+                    pass
+        for order in self.orders.values():
+            self.findings += order.end()
+        return self.findings
+
+    def add(self, item: Op, message: str) -> None:
+        if message:
+            self.findings.append(Finding(item, message))
+
+    def allocate(self, item: metal.ThreadgroupAlloc) -> None:
+        if item.dtype not in WIRE_DTYPES:
+            self.add(item, f"holds {item.dtype}, expected {wires()}")
+        if any(item.slot == order.slot for order in self.orders.values()):
+            self.add(item, f"{item.slot} is allocated twice, expected one allocation per slot id")
+        self.orders[item.result] = ScratchOrder(item.slot, item.dtype, item.elements)
+
+    def store(self, item: metal.ThreadgroupStore) -> None:
+        order, table = self.access(item, item.buffer, item.index, "writes")
+        if order is None:
+            return
+        if element(item.value) != order.dtype:
+            self.add(item, f"stores {element(item.value)} to {order.slot} of {order.dtype}")
+        if table is not None and len(np.unique(table)) < len(table):
+            self.add(item, f"two threads write one element of {order.slot}")
+        self.add(item, order.store(item))
+
+    def load(self, item: metal.ThreadgroupLoad) -> None:
+        order, _ = self.access(item, item.buffer, item.index, "reads")
+        if order is not None:
+            self.add(item, order.load(item))
+
+    def shuffle(self, item: metal.Shuffle) -> None:
+        dtype = element(item.src)
+        if dtype not in WIRE_DTYPES:
+            self.add(item, f"shuffles {dtype}, expected {wires()}")
+        lanes = self.evaluate(item.lane)
+        if lanes is None:
+            self.add(item, "its lane is no function of the thread index")
+            return
+        if element(item.lane) != u16 or int(lanes.max()) >= SIMD_WIDTH:
+            self.add(item, f"takes from lane {lanes.max()}, expected a u16 below {SIMD_WIDTH}")
+        self.events.append(Event(item, "shuffle", str(dtype), lanes.tobytes()))
+
+    def access(
+        self, item: Op, buffer: Value, index: Value, verb: str
+    ) -> tuple[ScratchOrder | None, Indices | None]:
+        """The accessed allocation and each thread's element, where they are known."""
+        order = self.orders.get(buffer)
+        if order is None:
+            self.add(item, f"accesses {buffer!r}, expected an allocation made before")
+            return None, None
+        table = self.evaluate(index)
+        if table is None or element(index) != u32:
+            self.add(item, f"its index {index!r} is no u32 function of the thread index")
+            return order, None
+        if int(table.max()) >= order.elements:
+            self.add(
+                item, f"{verb} element {table.max()} of {order.slot}, which has {order.elements}"
+            )
+        kind = "store" if verb == "writes" else "load"
+        self.events.append(Event(item, kind, order.slot, table.tobytes()))
+        return order, table
+
+    def evaluate(self, value: Value) -> Indices | None:
+        """The value in every thread, or None when it depends on more than the thread index."""
+        if value not in self.indices:
+            item = self.made_by.get(value)
+            self.indices[value] = None if item is None else self._evaluate(item)
+        return self.indices[value]
+
+    def _evaluate(self, item: Op) -> Indices | None:
+        threads = max(self.func.threads, 1)
+        if isinstance(item, metal.ThreadIndex):
+            return np.arange(threads)
+        if isinstance(item, metal.Constant) and not isinstance(item.value, float):
+            return _wrapped(np.full(threads, int(item.value)), item.dtype)
+        parts = [self.evaluate(operand) for operand in item.operands()]
+        if not parts or any(part is None for part in parts) or len(item.results) != 1:
+            return None
+        known = [part for part in parts if part is not None]
+        image = _apply(item, known)
+        return None if image is None else _wrapped(image, element(item.result))
+
+
+def _apply(item: Op, parts: list[Indices]) -> Indices | None:
+    match item:
+        case metal.Cast() if not element(item.src).is_float:
+            return parts[0]
+        case metal.Unary(kind=UnaryKind.NOT):
+            return ~parts[0]
+        case metal.Binary(kind=BinaryKind.SHL | BinaryKind.SHR):
+            count = parts[1] & (element(item.lhs).bits - 1)
+            return parts[0] << count if item.kind is BinaryKind.SHL else parts[0] >> count
+        case metal.Binary(kind=BinaryKind.DIV | BinaryKind.REM) if (parts[0] >= 0).all() and (
+            parts[1] > 0
+        ).all():
+            return parts[0] // parts[1] if item.kind is BinaryKind.DIV else parts[0] % parts[1]
+        case metal.Binary() if item.kind in _BINARY:
+            return _BINARY[item.kind](parts[0], parts[1])
+        case _:
+            return None
+
+
+def _wrapped(image: Indices, dtype: DType) -> Indices | None:
+    """Reduce to the integers of `dtype`; None for floats."""
+    if dtype.is_float:
+        return None
+    if dtype.bits >= 64:
+        return image
+    image = image & ((1 << dtype.bits) - 1)
+    return np.where(image > dtype.max, image - (1 << dtype.bits), image)
+
+
+def _planned_events(func: Func) -> list[Event]:
+    """The communication that a Stage.PLANNED program asks for, with one value per thread."""
+    slots: dict[Value, str] = {}
+    events: list[Event] = []
+    for item in func.body.ops:
+        match item:
+            case planned.Scratch():
+                slots[item.result] = item.slot
+            case planned.ScratchStore():
+                table = images(item.slots).tobytes()
+                events.append(Event(item, "store", slots[item.buffer], table))
+            case planned.ScratchLoad():
+                table = images(item.slots).tobytes()
+                events.append(Event(item, "load", slots[item.buffer], table))
+            case planned.Barrier():
+                events.append(Event(item, "barrier", item.role))
+            case planned.Shuffle():
+                lanes = (images(item.lanes) % SIMD_WIDTH).tobytes()
+                events.append(Event(item, "shuffle", str(element(item.src)), lanes))
+            case _:
+                pass
+    return events
+
+
+def _compare(expected: list[Event], found: list[Event]) -> list[Finding]:
+    """Both do the same in the same order; a load whose value nobody uses may have gone."""
+    position = 0
+    for event in expected:
+        here = found[position] if position < len(found) else None
+        if here is not None and event.matches(here):
+            position += 1
+        elif event.kind != "load":
+            return [_difference(event, here)]
+    if position < len(found):
+        return [Finding(found[position].op, "no such communication in the program before")]
+    return []
+
+
+def _difference(event: Event, here: Event | None) -> Finding:
+    source = f"the {event.kind} {event.subject} of line {event.op.loc.line}".replace("  ", " ")
+    if here is None:
+        return Finding(event.op, "is missing in the program after")
+    if (here.kind, here.subject) == (event.kind, event.subject):
+        return Finding(here.op, f"other threads or elements than in {source}, expected the same")
+    return Finding(here.op, f"stands where {source} is expected")

@@ -1,0 +1,247 @@
+"""Re-derive, from the planned program alone, where every element goes (SPEC C2-C4, F37, F43).
+
+The walk knows nothing of the pass that planned. It keeps, for each scratch, which element of which
+tile lies where, and checks that each destination slot receives the element its layout owns. The
+owner of an element is computed here from SPEC L2, not by the algebra the pass uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from metile_mlx.ir.core import Block, Func, Op, Value
+from metile_mlx.ir.planned import Barrier, Scratch, ScratchLoad, ScratchStore, Shuffle
+from metile_mlx.ir.tile import Bitcast, Cast, Convert, If, Store
+from metile_mlx.ir.types import TileType
+from metile_mlx.layout.affine import AffineMap, Indices
+from metile_mlx.layout.thread_layout import ThreadLayout
+from metile_mlx.target import SIMD_WIDTH
+from metile_mlx.verify.findings import Finding
+from metile_mlx.verify.meaning import Meaning, Numbering, differences
+from metile_mlx.verify.scratch import WIRE_DTYPES, ScratchOrder
+
+ROLES = ("publish", "release")
+
+
+def check_conversions(func: Func, before: Func | None) -> list[Finding]:
+    """All faults of a Stage.PLANNED program; with `before`, also what it stores otherwise."""
+    numbering = Numbering()
+    planned = _Planned(func, numbering)
+    findings = planned.run()
+    if before is not None:
+        source = _Planned(before, numbering)
+        source.run()
+        findings += differences(source.meaning, planned.meaning)
+    return findings
+
+
+@lru_cache(maxsize=512)
+def elements(layout: ThreadLayout) -> Indices:
+    """The element of each physical slot, by SPEC L2: bit b is bit bit_order[b] of the slot."""
+    slots = np.arange(layout.size)
+    image = np.full(layout.size, layout.xor_mask)
+    for bit, source in enumerate(layout.bit_order):
+        image ^= (slots >> source & 1) << bit
+    return image
+
+
+@lru_cache(maxsize=512)
+def images(slots: AffineMap) -> Indices:
+    """The image of each slot."""
+    return slots.apply(np.arange(slots.size))
+
+
+@dataclass
+class _Buffer:
+    """A scratch: the order of its accesses, and what lies in it (element -1: nothing)."""
+
+    order: ScratchOrder
+    held: Indices
+    origin: int
+    shape: tuple[int, ...] = ()
+
+
+class _Planned:
+    """The walk over one program."""
+
+    def __init__(self, func: Func, numbering: Numbering) -> None:
+        self.func = func
+        self.meaning = Meaning(numbering)
+        self.findings: list[Finding] = []
+        self.buffers: dict[Value, _Buffer] = {}
+
+    def run(self) -> list[Finding]:
+        for position, param in enumerate(self.func.params):
+            self.meaning.numbers[param] = self.meaning.numbering.of("param", position)
+        self.block(self.func.body, ())
+        for buffer in self.buffers.values():
+            self.findings += buffer.order.end()
+        return self.findings
+
+    def block(self, block: Block, path: tuple[Hashable, ...]) -> None:
+        for item in block.ops:
+            match item:
+                case Cast() | Bitcast():
+                    self.meaning.cast(item)
+                case Store():
+                    self.meaning.store(item, path)
+                case Convert():
+                    self.meaning.numbers[item.result] = self.meaning.numbers[item.src]
+                case If():
+                    self.branch(item, path)
+                case Scratch() | ScratchStore() | ScratchLoad() | Barrier() | Shuffle():
+                    self.communicate(item, path)
+                case _:
+                    self.meaning.default(item)
+
+    def branch(self, item: If, path: tuple[Hashable, ...]) -> None:
+        numbers = self.meaning.numbers
+        condition = numbers[item.condition]
+        self.block(item.then, (*path, condition, True))
+        self.block(item.otherwise, (*path, condition, False))
+        yields = zip(item.then.ops[-1].operands(), item.otherwise.ops[-1].operands(), strict=True)
+        for result, (then, otherwise) in zip(item.results, yields, strict=True):
+            numbers[result] = self.meaning.numbering.of(
+                If, condition, numbers[then], numbers[otherwise]
+            )
+
+    def communicate(self, item: Op, path: tuple[Hashable, ...]) -> None:
+        if path:
+            self.add(item, "stands under a condition, expected where every thread takes part")
+        for value in item.results:
+            self.meaning.numbers[value] = self.meaning.numbering.of("unknown", id(item))
+        match item:
+            case Scratch():
+                self.allocate(item)
+            case ScratchStore():
+                self.store(item)
+            case ScratchLoad():
+                self.load(item)
+            case Shuffle():
+                self.shuffle(item)
+            case Barrier() if not path:
+                self.barrier(item)
+            case _:
+                pass
+
+    def add(self, item: Op, message: str) -> None:
+        if message:
+            self.findings.append(Finding(item, message))
+
+    def allocate(self, item: Scratch) -> None:
+        if item.dtype not in WIRE_DTYPES:
+            self.add(item, f"holds {item.dtype}, expected {wires()}")
+        if any(item.slot == buffer.order.slot for buffer in self.buffers.values()):
+            self.add(item, f"{item.slot} is allocated twice, expected one allocation per slot id")
+        order = ScratchOrder(item.slot, item.dtype, item.elements)
+        held = np.full(max(item.elements, 0), -1)
+        self.buffers[item.result] = _Buffer(order, held, -1)
+
+    def barrier(self, item: Barrier) -> None:
+        orders = [buffer.order for buffer in self.buffers.values()]
+        if item.role not in ROLES:
+            self.add(item, f"role is {item.role!r}, expected 'publish' or 'release'")
+        elif item.role == "publish" and all(order.stored is None for order in orders):
+            self.add(item, "publishes nothing: no store precedes it since the last barrier")
+        elif item.role == "release" and all(order.loaded is None for order in orders):
+            self.add(item, "releases nothing: no load precedes it since the last barrier")
+        for order in orders:
+            order.barrier(item.role)
+
+    def store(self, item: ScratchStore) -> None:
+        tile = item.value.type
+        if not isinstance(tile, TileType) or tile.layout is None:
+            self.add(item, f"stores {tile}, expected a tile with a layout")
+            return
+        found = self.access(item, item.buffer, item.slots, tile.layout, "writes")
+        if found is None:
+            return
+        buffer, slots = found
+        if tile.dtype != buffer.order.dtype:
+            self.add(item, f"stores {tile.dtype} to {buffer.order.slot} of {buffer.order.dtype}")
+        self.add(item, buffer.order.store(item))
+        buffer.held[:] = -1
+        buffer.held[slots] = elements(tile.layout)
+        buffer.origin = self.meaning.numbers[item.value]
+        buffer.shape = tile.shape
+        if not np.array_equal(buffer.held[slots], elements(tile.layout)):
+            self.add(item, f"two slots write one element of {buffer.order.slot}")
+
+    def load(self, item: ScratchLoad) -> None:
+        found = self.access(item, item.buffer, item.slots, item.layout, "reads")
+        if found is None:
+            return
+        buffer, slots = found
+        message = buffer.order.load(item)
+        self.add(item, message)
+        if item.shape != buffer.shape and not message:
+            self.add(item, f"shape is {item.shape}, {buffer.order.slot} holds {buffer.shape}")
+        if not message:
+            self.add(item, _misplaced(buffer.held[slots], item.layout))
+        if buffer.origin >= 0:
+            self.meaning.numbers[item.result] = buffer.origin
+
+    def access(
+        self, item: Op, value: Value, slots: AffineMap, layout: ThreadLayout, verb: str
+    ) -> tuple[_Buffer, Indices] | None:
+        """The accessed scratch and the scratch element of each slot, if all of that exists."""
+        buffer = self.buffers.get(value)
+        if buffer is None:
+            self.add(item, f"accesses {value!r}, expected the result of tile.scratch")
+            return None
+        if slots.size != layout.size:
+            self.add(item, f"its map has {slots.size} slots, the tile has {layout.size}")
+            return None
+        table = images(slots)
+        last, order = int(table.max()), buffer.order
+        if last >= order.elements:
+            self.add(item, f"{verb} element {last} of {order.slot}, which has {order.elements}")
+            return None
+        return buffer, table
+
+    def shuffle(self, item: Shuffle) -> None:
+        tile = item.src.type
+        if not isinstance(tile, TileType) or tile.layout is None:
+            self.add(item, f"shuffles {tile}, expected a tile with a layout")
+            return
+        self.meaning.numbers[item.result] = self.meaning.numbers[item.src]
+        if tile.dtype not in WIRE_DTYPES:
+            self.add(item, f"shuffles {tile.dtype}, expected {wires()}")
+        if not item.lanes.size == tile.layout.size == item.layout.size:
+            self.add(item, f"its map has {item.lanes.size} slots, the tile has {tile.layout.size}")
+            return
+        table = images(item.lanes)
+        groups = np.arange(item.lanes.size) // SIMD_WIDTH
+        outside = np.flatnonzero(table // SIMD_WIDTH != groups)
+        if outside.size:
+            slot = int(outside[0])
+            self.add(
+                item,
+                f"slot {slot} takes from slot {table[slot]} of another simdgroup, expected one of "
+                f"simdgroup {slot // SIMD_WIDTH}",
+            )
+        else:
+            self.add(item, _misplaced(elements(tile.layout)[table], item.layout))
+
+
+def _misplaced(received: Indices, layout: ThreadLayout) -> str:
+    """What is wrong with the elements received, slot by slot."""
+    owned = elements(layout)
+    wrong = np.flatnonzero(received != owned)
+    if not wrong.size:
+        return ""
+    slot = int(wrong[0])
+    got = f"element {received[slot]}" if received[slot] >= 0 else "what nobody has written"
+    return (
+        f"slot {slot} receives {got}, expected element {owned[slot]} "
+        f"({wrong.size} of {owned.size} slots are wrong)"
+    )
+
+
+def wires() -> str:
+    names = ", ".join(str(dtype) for dtype in WIRE_DTYPES)
+    return f"one of {names} (bool travels as u32, bf16 as u16)"

@@ -1,0 +1,74 @@
+"""Every tile has owners, and the owners in one op agree (SPEC O2, O3, O5)."""
+
+from __future__ import annotations
+
+from metile_mlx.context import Stage
+from metile_mlx.ir.core import Func, Op, Value, walk
+from metile_mlx.ir.planned import Shuffle
+from metile_mlx.ir.tile import Convert
+from metile_mlx.ir.types import ScalarType, TileType
+from metile_mlx.target import MAX_THREADS, SIMD_WIDTH
+from metile_mlx.verify.findings import Finding
+
+# The ops whose purpose is that the result has other owners than the operand.
+_MOVES = (Convert, Shuffle)
+
+
+def check_ownership(func: Func, stage: Stage) -> list[Finding]:
+    """Geometry and agreement of all owners; for Stage.OWNED and later."""
+    threads = func.threads
+    findings: list[Finding] = []
+    if not SIMD_WIDTH <= threads <= MAX_THREADS or threads & (threads - 1):
+        findings.append(
+            Finding(
+                None,
+                f"has {threads} threads, expected a power of two from {SIMD_WIDTH} to "
+                f"{MAX_THREADS}",
+            )
+        )
+    if stage is Stage.THREAD:
+        return findings
+    for item in walk(func.body):
+        for value in item.results:
+            message = _geometry(value, threads)
+            if message:
+                findings.append(Finding(item, message))
+        message = _agreement(item)
+        if message:
+            findings.append(Finding(item, message))
+    return findings
+
+
+def _geometry(value: Value, threads: int) -> str:
+    type_ = value.type
+    if isinstance(type_, ScalarType) and not type_.uniform:
+        return f"{value!r} differs between threads but has no owner, expected a tile"
+    if not isinstance(type_, TileType):
+        return ""
+    if type_.layout is None:
+        return f"{value!r} has no layout, expected one"
+    if type_.layout.size != type_.size:
+        return f"{value!r} has {type_.size} elements but its layout owns {type_.layout.size}"
+    if type_.layout.thread_count != threads:
+        return (
+            f"{value!r} lives on {type_.layout.thread_count} threads, expected the kernel's "
+            f"{threads}"
+        )
+    return ""
+
+
+def _agreement(item: Op) -> str:
+    """Expected: all tiles an op reads or makes have one layout."""
+    if isinstance(item, _MOVES):
+        return ""
+    tiles = [v for v in (*item.operands(), *item.results) if isinstance(v.type, TileType)]
+    for other in tiles[1:]:
+        if _layout(other) != _layout(tiles[0]):
+            return (
+                f"{tiles[0]!r} and {other!r} have different owners in one op, expected one layout"
+            )
+    return ""
+
+
+def _layout(value: Value) -> object:
+    return value.type.layout if isinstance(value.type, TileType) else None

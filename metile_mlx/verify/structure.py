@@ -1,0 +1,143 @@
+"""SSA, op sets and types: what holds at every stage, whatever the program means."""
+
+from __future__ import annotations
+
+from metile_mlx.context import Stage
+from metile_mlx.dtypes import bool_
+from metile_mlx.errors import CompileError
+from metile_mlx.ir import metal, planned, tile
+from metile_mlx.ir.core import Block, Effect, Func, Op, Value, walk
+from metile_mlx.ir.types import PointerType, ScalarType
+from metile_mlx.verify.findings import Finding
+
+_OWNED = frozenset({
+    tile.Constant, tile.ProgramId, tile.NumPrograms, tile.Arange, tile.Splat, tile.Unary,
+    tile.Binary, tile.Compare, tile.Select, tile.Cast, tile.Bitcast, tile.Fma, tile.Reshape,
+    tile.Tensor, tile.Load, tile.Store, tile.Convert, tile.If, tile.Yield,
+})  # fmt: skip
+_COMMUNICATION = frozenset({
+    planned.Scratch, planned.ScratchStore, planned.ScratchLoad, planned.Barrier, planned.Shuffle,
+})  # fmt: skip
+_METAL = frozenset({
+    metal.Constant, metal.ThreadIndex, metal.ProgramId, metal.NumPrograms, metal.Unary,
+    metal.Binary, metal.Compare, metal.Select, metal.Cast, metal.Bitcast, metal.Fma, metal.Load,
+    metal.Store, metal.ThreadgroupAlloc, metal.ThreadgroupStore, metal.ThreadgroupLoad,
+    metal.Barrier, metal.Shuffle, metal.If, metal.Yield,
+})  # fmt: skip
+
+LEGAL: dict[Stage, frozenset[type[Op]]] = {
+    Stage.TILE: _OWNED | {tile.Automatic},
+    Stage.OWNED: _OWNED,
+    Stage.PLANNED: (_OWNED - {tile.Convert}) | _COMMUNICATION,
+    Stage.THREAD: _METAL,
+}
+"""The ops a Func may hold at each stage."""
+
+# What infer and verify raise on operands of kinds they never expected.
+_BROKEN = (AssertionError, AttributeError, IndexError, TypeError, ValueError)
+
+
+def check_structure(func: Func, stage: Stage) -> list[Finding]:
+    """Dominance, unique definitions, legal ops, right types, terminators; all that is broken."""
+    checker = _Structure(func, stage)
+    checker.params()
+    checker.block(func.body, set(func.params), None)
+    return checker.findings
+
+
+class _Structure:
+    def __init__(self, func: Func, stage: Stage) -> None:
+        self.func = func
+        self.stage = stage
+        self.legal = LEGAL[stage]
+        self.defined: set[Value] = set(func.params)
+        self.findings: list[Finding] = []
+
+    def add(self, item: Op | None, message: str) -> None:
+        self.findings.append(Finding(item, message))
+
+    def params(self) -> None:
+        if len(self.defined) != len(self.func.params):
+            self.add(None, "a parameter is listed twice, expected each Value once")
+        for param in self.func.params:
+            type_ = param.type
+            if isinstance(type_, ScalarType):
+                legal = type_.uniform
+            else:
+                legal = isinstance(type_, PointerType) and (
+                    self.stage is Stage.THREAD or not type_.writable
+                )
+            if not legal:
+                self.add(
+                    None,
+                    f"parameter {param.name} is {type_}, expected an array or a uniform scalar",
+                )
+
+    def block(self, block: Block, visible: set[Value], parent: Op | None) -> None:
+        """Check a block; `visible` are the Values that dominate its start, and grows."""
+        for arg in block.args:
+            self.define(arg, parent)
+            visible.add(arg)
+        for item in block.ops:
+            if type(item) not in self.legal:
+                self.add(item, f"{item.opcode} is no op of stage {self.stage.name}")
+            for value in item.operands():
+                if value not in visible:
+                    self.add(item, self.undominated(value))
+            for inner in item.blocks():
+                self.block(inner, set(visible), item)
+            self.types(item)
+            for value in item.results:
+                self.define(value, item)
+            visible.update(item.results)
+        self.terminator(block, parent)
+
+    def define(self, value: Value, item: Op | None) -> None:
+        if value in self.defined:
+            self.add(item, f"{value!r} is defined twice, expected one definition")
+        self.defined.add(value)
+
+    def undominated(self, value: Value) -> str:
+        if value in self.defined:
+            return f"uses {value!r} outside the block that defines it"
+        if any(value in item.results for item in walk(self.func.body)):
+            return f"uses {value!r} before its definition"
+        return f"uses {value!r}, which nothing in this kernel defines"
+
+    def types(self, item: Op) -> None:
+        """The op accepts its operands, and its results have the types it computes from them."""
+        try:
+            item.verify()
+            expected = item.infer()
+        except CompileError as error:
+            self.add(item, error.message)
+            return
+        except _BROKEN:
+            self.add(item, "its operands have kinds it can't take")
+            return
+        found = tuple(value.type for value in item.results)
+        if found != expected:
+            self.add(item, f"results are {_list(found)}, expected {_list(expected)}")
+        if isinstance(item, tile.If | metal.If):
+            self.branch(item)
+
+    def branch(self, item: tile.If | metal.If) -> None:
+        if item.condition.type != ScalarType(bool_):
+            self.add(item, f"condition is {item.condition.type}, expected a uniform bool")
+        then, otherwise = (
+            tuple(value.type for value in block.ops[-1].operands()) if block.ops else ()
+            for block in (item.then, item.otherwise)
+        )
+        if then != otherwise:
+            self.add(item, f"branches yield {_list(then)} and {_list(otherwise)}, expected one")
+
+    def terminator(self, block: Block, parent: Op | None) -> None:
+        for item in block.ops[:-1] if parent is not None else block.ops:
+            if Effect.TERMINATOR in item.effect:
+                self.add(item, "expected only at the end of a nested block")
+        if parent is not None and not (block.ops and Effect.TERMINATOR in block.ops[-1].effect):
+            self.add(parent, "a nested block doesn't end in a yield")
+
+
+def _list(types: tuple[object, ...]) -> str:
+    return "(" + ", ".join(str(type_) for type_ in types) + ")"
