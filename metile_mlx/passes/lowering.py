@@ -1,0 +1,124 @@
+"""What `scalarise` carries from op to op: register slots, views, and the split parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from metile_mlx.context import Context
+from metile_mlx.dtypes import DType, bool_
+from metile_mlx.ir import tile
+from metile_mlx.ir.core import Block, Func, Op, Value, walk
+from metile_mlx.ir.types import PointerType
+from metile_mlx.layout.affine import AffineMap
+from metile_mlx.passes.addresses import View
+from metile_mlx.passes.lane_builder import LaneBuilder
+
+Slots = tuple[Value, ...]
+Lowered = tuple[Slots, ...]
+Rules = Mapping[type[Op], Callable[["Lowering", Any], Lowered]]
+_ACCESS = {"read": {"read"}, "write": {"write"}, "read_write": {"read", "write"}}
+
+
+@dataclass(frozen=True)
+class Pointers:
+    """What became of an array parameter; see `View`."""
+
+    source: Value | None
+    target: Value | None
+    written: Value | None
+
+
+class Lowering:
+    """The state of one call of `scalarise`: what each value of the tile program has become.
+
+    Attributes:
+        func: the tile program.
+        ctx: of the compilation.
+        rules: by tile op class, what lowers it and returns the slots of each result.
+        b: where the thread's program is built.
+        slots: the register slots of each tile, the one value of each scalar.
+        views: each declared tensor.
+    """
+
+    def __init__(self, func: Func, ctx: Context, rules: Rules) -> None:
+        self.func = func
+        self.ctx = ctx
+        self.rules = rules
+        self.b = LaneBuilder(func.threads)
+        self.slots: dict[Value, Slots] = {}
+        self.views: dict[Value, View] = {}
+        self.pointers: dict[Value, Pointers] = {}
+        access: dict[Value, set[str]] = {}
+        for item in walk(func.body):
+            if isinstance(item, tile.Tensor):
+                access.setdefault(item.param, set()).update(_ACCESS[item.access])
+        for param in func.params:
+            if not isinstance(param.type, PointerType):
+                self.slots[param] = (param,)
+            elif param in access:
+                self.pointers[param] = self._split(param, access[param])
+
+    def _split(self, param: Value, access: set[str]) -> Pointers:
+        assert isinstance(param.type, PointerType)
+
+        def pointer(name: str, writable: bool, dtype: DType) -> Value:
+            return Value(PointerType(dtype, writable), name, param.loc)
+
+        source = target = written = None
+        if "read" in access:
+            source = pointer(param.name, False, param.type.dtype)
+        if "write" in access:
+            suffix = "_out" if source else ""
+            target = pointer(param.name + suffix, True, param.type.dtype)
+            if param.name in self.ctx.masked_outputs:
+                written = pointer(f"{param.name}_written", True, bool_)
+        return Pointers(source, target, written)
+
+    def params(self) -> tuple[Value, ...]:
+        """The parameters of the thread's program."""
+        inputs: list[Value | None] = []
+        outputs: list[Value | None] = []
+        for param in self.func.params:
+            if not isinstance(param.type, PointerType):
+                inputs.append(param)
+            elif param in self.pointers:
+                pointers = self.pointers[param]
+                inputs.append(pointers.source)
+                outputs += [pointers.target, pointers.written]
+        return tuple(value for value in (*inputs, *outputs) if value is not None)
+
+    def block(self, block: Block) -> None:
+        """Lower the ops of a block where the builder stands."""
+        for item in block.ops:
+            with self.b.at(item.loc):
+                for result, slots in zip(
+                    item.results, self.rules[type(item)](self, item), strict=True
+                ):
+                    self.slots[result] = slots
+                    for register, value in enumerate(slots):
+                        value.name = value.name or _slot_name(result, register)
+
+    def scalar(self, value: Value) -> Value:
+        """The one value of a uniform scalar."""
+        (only,) = self.slots[value]
+        return only
+
+    def rows(self, *values: Value | None) -> list[list[Value | None]]:
+        """Per register slot, the values of that slot; a scalar, or None, is in every row."""
+        found = [None if value is None else self.slots[value] for value in values]
+        count = max((len(slots) for slots in found if slots is not None), default=1)
+        return [
+            [None if s is None else s[register if len(s) > 1 else 0] for s in found]
+            for register in range(count)
+        ]
+
+    def columns(self, map_: AffineMap, register: int) -> tuple[tuple[int, ...], int]:
+        """The images of the thread bits in `register`, and of thread 0: a map of slots, in part."""
+        width = self.b.forms.width
+        return map_.columns[:width], map_.apply(register * self.func.threads)
+
+
+def _slot_name(value: Value, register: int) -> str:
+    return f"{value.name}_{register}" if value.name and register else value.name

@@ -1,0 +1,286 @@
+"""Whole tiles become one thread's program: one SSA value per register slot (SPEC R1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from metile_mlx.context import Context
+from metile_mlx.dtypes import bool_, i32, u16
+from metile_mlx.errors import VerificationError
+from metile_mlx.ir import metal, planned, tile
+from metile_mlx.ir.arith import BinaryKind, CompareKind, element
+from metile_mlx.ir.core import Block, Func, Op, Value
+from metile_mlx.ir.types import TileType
+from metile_mlx.passes.addresses import View, bounds, offset
+from metile_mlx.passes.integers import floor_divide, modulo
+from metile_mlx.passes.lowering import Lowered, Lowering, Rules, Slots
+from metile_mlx.target import SIMD_WIDTH
+
+LANE_BITS = SIMD_WIDTH.bit_length() - 1
+
+
+def scalarise(func: Func, ctx: Context) -> Func:
+    """The program of one thread. Needs Stage.PLANNED, leaves Stage.THREAD.
+
+    A tile is a tuple of values, one per register slot; a scalar stays one value. An array parameter
+    becomes a pointer that is read, one that is written, or both: `name` and `name_out` for a
+    read_write parameter. One of `ctx.masked_outputs` also gets `name_written`, where each store
+    stores True (SPEC K7). Arrays that no tensor declares are dropped. Inputs precede outputs.
+
+    Raises:
+        VerificationError: an op that an earlier pass should have replaced.
+    """
+    lowering = Lowering(func, ctx, RULES)
+    lowering.block(func.body)
+    return replace(func, params=lowering.params(), body=lowering.b.finish())
+
+
+def _registers(value: Value) -> int:
+    """Register slots of a tile, 1 for a scalar."""
+    if isinstance(value.type, TileType) and value.type.layout is not None:
+        return value.type.layout.elements_per_thread
+    return 1
+
+
+def _constant(low: Lowering, item: tile.Constant) -> Lowered:
+    return ((low.b.constant(item.value, item.dtype),),)
+
+
+def _program_id(low: Lowering, item: tile.ProgramId) -> Lowered:
+    return ((low.b.add(metal.ProgramId(item.axis)),),)
+
+
+def _num_programs(low: Lowering, item: tile.NumPrograms) -> Lowered:
+    return ((low.b.add(metal.NumPrograms(item.axis)),),)
+
+
+def _arange(low: Lowering, item: tile.Arange) -> Lowered:
+    assert item.layout is not None
+    start = low.scalar(item.start)
+    found = []
+    for register in range(item.layout.elements_per_thread):
+        element_index = low.b.thread_map(*low.columns(item.layout.map, register))
+        found.append(low.b.binary(BinaryKind.ADD, start, low.b.cast(element_index, i32)))
+    return (tuple(found),)
+
+
+def _splat(low: Lowering, item: tile.Splat) -> Lowered:
+    return (low.slots[item.src] * _registers(item.result),)
+
+
+def _unary(low: Lowering, item: tile.Unary) -> Lowered:
+    return (tuple(low.b.unary(item.kind, src) for src in low.slots[item.src]),)
+
+
+def _binary(low: Lowering, item: tile.Binary) -> Lowered:
+    def one(lhs: Value, rhs: Value) -> Value:
+        if item.kind is BinaryKind.FLOORDIV:
+            return floor_divide(low.b, lhs, rhs)
+        if item.kind is BinaryKind.MOD:
+            return modulo(low.b, lhs, rhs)
+        return low.b.binary(item.kind, lhs, rhs)
+
+    return (_each(low, one, item.lhs, item.rhs),)
+
+
+def _compare(low: Lowering, item: tile.Compare) -> Lowered:
+    return (_each(low, lambda lhs, rhs: low.b.compare(item.kind, lhs, rhs), item.lhs, item.rhs),)
+
+
+def _select(low: Lowering, item: tile.Select) -> Lowered:
+    return (_each(low, low.b.select, item.condition, item.on_true, item.on_false),)
+
+
+def _fma(low: Lowering, item: tile.Fma) -> Lowered:
+    return (_each(low, lambda *abc: low.b.add(metal.Fma(*abc)), item.a, item.b, item.c),)
+
+
+def _each(low: Lowering, build: Callable[..., Value], *operands: Value) -> Slots:
+    return tuple(build(*row) for row in low.rows(*operands))
+
+
+def _cast(low: Lowering, item: tile.Cast) -> Lowered:
+    return (tuple(low.b.cast(src, item.dtype) for src in low.slots[item.src]),)
+
+
+def _bitcast(low: Lowering, item: tile.Bitcast) -> Lowered:
+    return (tuple(low.b.add(metal.Bitcast(src, item.dtype)) for src in low.slots[item.src]),)
+
+
+def _reshape(low: Lowering, item: tile.Reshape) -> Lowered:
+    return (low.slots[item.src],)
+
+
+def _tensor(low: Lowering, item: tile.Tensor) -> Lowered:
+    pointers = low.pointers[item.param]
+    low.views[item.result] = View(
+        pointers.source,
+        pointers.target,
+        pointers.written,
+        tuple(map(low.scalar, item.shape)),
+        tuple(map(low.scalar, item.strides)),
+    )
+    return ((),)
+
+
+def _where(
+    low: Lowering, view: View, indices: Sequence[Value], mask: Value | None
+) -> tuple[Value | None, Value]:
+    """The mask (None: always) and the offset of one slot's access."""
+    inside = bounds(low.b, view, indices, low.ctx)
+    at = offset(low.b, view, indices, low.ctx)
+    _name(inside, "in_bounds")
+    _name(at, "offset")
+    return low.b.both(inside, mask), at
+
+
+def _name(value: Value | None, name: str) -> None:
+    if value is not None and not value.name:
+        value.name = name
+
+
+def _load(low: Lowering, item: tile.Load) -> Lowered:
+    view = low.views[item.tensor]
+    assert view.source is not None
+    dtype = element(item.result)
+    fill = low.b.constant(0, dtype) if item.fill is None else low.scalar(item.fill)
+    found = []
+    for *indices, user_mask in low.rows(*item.indices, item.mask):
+        mask, at = _where(low, view, [i for i in indices if i is not None], user_mask)
+        if mask is None:
+            found.append(low.b.add(metal.Load(view.source, at)))
+        elif low.b.number(mask) == 0:
+            found.append(fill)
+        else:
+            found.append(low.b.add(metal.Load(view.source, at, mask, fill)))
+    return (tuple(found),)
+
+
+def _store(low: Lowering, item: tile.Store) -> Lowered:
+    view = low.views[item.tensor]
+    assert view.target is not None
+    b = low.b
+    for *indices, value, user_mask in low.rows(*item.indices, item.value, item.mask):
+        assert value is not None
+        mask, at = _where(low, view, [i for i in indices if i is not None], user_mask)
+        if not any(isinstance(v.type, TileType) for v in item.operands()):
+            # One address and one value: one thread is enough.
+            mask = b.both(mask, b.compare_number(CompareKind.EQ, b.thread, 0))
+        if mask is not None and b.number(mask) == 0:
+            continue
+        b.emit(metal.Store(view.target, at, value, mask))
+        if view.written is not None:
+            b.emit(metal.Store(view.written, at, b.constant(True, bool_), mask))
+    return ()
+
+
+def _if(low: Lowering, item: tile.If) -> Lowered:
+    b = low.b
+    builders = (b.child(), b.child())
+    yielded: list[list[Value]] = []
+    for block, builder in zip((item.then, item.otherwise), builders, strict=True):
+        with b.inside(builder):
+            low.block(block)
+            yielded.append(_yielded(low, block))
+    for builder, values, others in zip(builders, yielded, yielded[::-1], strict=True):
+        with b.inside(builder):
+            alike = zip(values, others, strict=True)
+            same = tuple(v if v.type == o.type else _spread(low, v) for v, o in alike)
+            b.emit(metal.Yield(same))
+    condition = low.scalar(item.condition)
+    made = iter(b.emit(metal.If(condition, builders[0].block(), builders[1].block())))
+    return tuple(tuple(next(made) for _ in range(_registers(r))) for r in item.results)
+
+
+def _yielded(low: Lowering, block: Block) -> list[Value]:
+    """What a block hands to its op, one value per register slot even where all are the same."""
+    flat: list[Value] = []
+    for value in block.ops[-1].operands():
+        slots = low.slots[value]
+        flat += slots if len(slots) == _registers(value) else slots * _registers(value)
+    return flat
+
+
+def _spread(low: Lowering, value: Value) -> Value:
+    return low.b.spread(value) if low.b.is_uniform(value) else value
+
+
+def _yield(low: Lowering, item: tile.Yield) -> Lowered:
+    # The branch builds the yields of its two blocks together: their types have to agree.
+    return ()
+
+
+def _scratch(low: Lowering, item: planned.Scratch) -> Lowered:
+    return ((low.b.emit(metal.ThreadgroupAlloc(item.dtype, item.elements, item.slot))[0],),)
+
+
+def _scratch_store(low: Lowering, item: planned.ScratchStore) -> Lowered:
+    for register, value in enumerate(low.slots[item.value]):
+        at = low.b.thread_map(*low.columns(item.slots, register))
+        low.b.emit(metal.ThreadgroupStore(low.scalar(item.buffer), at, value))
+    return ()
+
+
+def _scratch_load(low: Lowering, item: planned.ScratchLoad) -> Lowered:
+    found: list[Value] = []
+    for register in range(item.layout.elements_per_thread):
+        at = low.b.thread_map(*low.columns(item.slots, register))
+        found += low.b.emit(metal.ThreadgroupLoad(low.scalar(item.buffer), at))
+    return (tuple(found),)
+
+
+def _barrier(low: Lowering, item: planned.Barrier) -> Lowered:
+    low.b.emit(metal.Barrier(item.role))
+    return ()
+
+
+def _shuffle(low: Lowering, item: planned.Shuffle) -> Lowered:
+    """Source and destination slot differ in their lane only, so each register feeds itself."""
+    found = []
+    lanes = SIMD_WIDTH - 1
+    for register, src in enumerate(low.slots[item.src]):
+        if item.lanes.bits > LANE_BITS:
+            columns, constant = low.columns(item.lanes, register)
+        else:
+            columns, constant = item.lanes.columns, item.lanes.constant
+        index = low.b.thread_map([column & lanes for column in columns], constant & lanes)
+        found.append(low.b.add(metal.Shuffle(src, low.b.cast(index, u16))))
+    return (tuple(found),)
+
+
+def _misplaced(low: Lowering, item: Op) -> Lowered:
+    raise VerificationError(
+        f"{item.opcode} reached scalarise, which needs a program whose conversions are planned",
+        item.loc,
+        "run infer_ownership and plan_conversions first",
+    )
+
+
+RULES: Rules = {
+    tile.Constant: _constant,
+    tile.ProgramId: _program_id,
+    tile.NumPrograms: _num_programs,
+    tile.Arange: _arange,
+    tile.Splat: _splat,
+    tile.Unary: _unary,
+    tile.Binary: _binary,
+    tile.Compare: _compare,
+    tile.Select: _select,
+    tile.Cast: _cast,
+    tile.Bitcast: _bitcast,
+    tile.Fma: _fma,
+    tile.Reshape: _reshape,
+    tile.Tensor: _tensor,
+    tile.Load: _load,
+    tile.Store: _store,
+    tile.Convert: _misplaced,
+    tile.Automatic: _misplaced,
+    tile.If: _if,
+    tile.Yield: _yield,
+    planned.Scratch: _scratch,
+    planned.ScratchStore: _scratch_store,
+    planned.ScratchLoad: _scratch_load,
+    planned.Barrier: _barrier,
+    planned.Shuffle: _shuffle,
+}
