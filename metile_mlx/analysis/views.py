@@ -87,8 +87,8 @@ class View:
                 if value < 0 or (value > INT32_MAX and not unused):
                     source = f" ({expr})" if expr.names else ""
                     raise LaunchError(
-                        f"[tensor] {self.param}: {what} {dimension} of its view is {value}{source}, "
-                        f"expected 0 to {INT32_MAX}",
+                        f"[tensor] {self.param}: {what} {dimension} of its view is {value}{source},"
+                        f" expected 0 to {INT32_MAX}",
                         self.loc,
                         f"pass scalars that make the {what}s of {self.param} fit",
                     )
