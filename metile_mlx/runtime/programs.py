@@ -1,0 +1,105 @@
+"""What the reference knows while it runs a kernel: every value, over all programs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeAlias
+
+from metile_mlx.dtypes import DType
+from metile_mlx.ir.arith import element
+from metile_mlx.ir.core import Effect, Func, Op, Value, definitions
+from metile_mlx.ir.tile import ProgramId
+from metile_mlx.runtime.cpu import mlx_dtypes
+from metile_mlx.runtime.optional import mx
+from metile_mlx.runtime.reference_ops import Number
+
+Shape: TypeAlias = "tuple[int, ...]"
+
+
+@dataclass(frozen=True)
+class View:
+    """A declared tensor: numbers where they are known, arrays of shape (1, 1) elsewhere."""
+
+    param: str
+    shape: tuple[int | mx.array, ...]
+    strides: tuple[int | mx.array, ...]
+    index: Any
+
+
+class Programs:
+    """All programs of one launch, as far as they have been run.
+
+    Attributes:
+        grid: programs along x, y, z.
+        env: each value computed so far: (P or 1, 1) for a scalar, (P or 1, n) for a tile.
+        numbers: uniform values that are Python numbers.
+        fixed: values that follow from Python numbers alone.
+        lazy: values that need a scalar given as an MLX array.
+        guard: the programs inside the branches entered, None for all.
+        inputs, buffers: flat arrays by parameter; a buffer ends in one element more, where
+            masked-off lanes store.
+    """
+
+    def __init__(
+        self,
+        func: Func,
+        arrays: Mapping[str, mx.array],
+        scalars: Mapping[str, Number | mx.array],
+        outputs: Mapping[str, tuple[Shape, DType]],
+        grid: tuple[int, int, int],
+    ) -> None:
+        self.grid = grid
+        self.defined = definitions(func)
+        self.params = frozenset(func.params)
+        self.integers = {n: v for n, v in scalars.items() if isinstance(v, int)}
+        self.env: dict[Value, mx.array] = {}
+        self.views: dict[Value, View] = {}
+        self.numbers: dict[Value, Number] = {}
+        self.fixed: set[Value] = set()
+        self.lazy: set[Value] = set()
+        self.guard: mx.array | None = None
+        self.inputs = {name: mx.reshape(array, (array.size,)) for name, array in arrays.items()}
+        self.buffers = {name: self._buffer(name, *out) for name, out in outputs.items()}
+        for param in func.params:
+            if param.name in scalars:
+                self._bind_scalar(param, scalars[param.name])
+
+    def _buffer(self, name: str, shape: Shape, dtype: DType) -> mx.array:
+        made = mlx_dtypes()[dtype]
+        if name not in self.inputs:
+            return mx.zeros((prod(shape) + 1,), made)
+        return mx.concatenate([self.inputs[name], mx.zeros((1,), made)])
+
+    def _bind_scalar(self, param: Value, given: Number | mx.array) -> None:
+        dtype = mlx_dtypes()[element(param)]
+        if isinstance(given, mx.array):
+            self.env[param] = mx.reshape(given, (1, 1)).astype(dtype)
+            self.lazy.add(param)
+        else:
+            self.env[param] = mx.array([[given]], dtype)
+            self.numbers[param] = given
+            self.fixed.add(param)
+
+    def classify(self, op: Op) -> None:
+        """Note whether the result of `op` follows from Python numbers or needs an MLX scalar."""
+        if op.effect is not Effect.PURE or isinstance(op, ProgramId):
+            return
+        operands = op.operands()
+        if self.fixed.issuperset(operands):
+            self.fixed.add(op.result)
+        if not self.lazy.isdisjoint(operands):
+            self.lazy.add(op.result)
+
+    def results(self, outputs: Mapping[str, tuple[Shape, DType]]) -> dict[str, mx.array]:
+        """The outputs as they are now."""
+        return {
+            name: mx.reshape(self.buffers[name][: prod(shape)], shape)
+            for name, (shape, _) in outputs.items()
+        }
+
+    def known(self, value: Value) -> int | mx.array:
+        """A uniform integer, as a Python number where it is one."""
+        number = self.numbers.get(value)
+        return self.env[value] if number is None else int(number)

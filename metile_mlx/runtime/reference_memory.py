@@ -1,0 +1,137 @@
+"""Loads, stores and exchanges of the reference: gathers, scatters and permutations.
+
+Gathers and scatters are `take_along_axis` and `put_along_axis` on flat arrays: of MLX's forms these
+differentiate both ways and work under `mx.vmap`. Values only move through them and `where`, which
+keep every bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from metile_mlx.analysis.views import INT32_MAX, needs_64_bit, view_of
+from metile_mlx.ir.core import Value
+from metile_mlx.ir.planned import Barrier, Scratch, ScratchLoad, ScratchStore, Shuffle
+from metile_mlx.ir.tile import Load, Store, Tensor
+from metile_mlx.ir.types import TileType
+from metile_mlx.layout.affine import AffineMap
+from metile_mlx.layout.thread_layout import ThreadLayout
+from metile_mlx.runtime.cpu import mlx_dtypes
+from metile_mlx.runtime.optional import mx
+from metile_mlx.runtime.programs import Programs, View
+
+
+def both(a: mx.array | None, b: mx.array | None) -> mx.array | None:
+    """The lanes of two masks; None is all lanes."""
+    if a is None or b is None:
+        return b if a is None else a
+    return mx.bitwise_and(a, b)
+
+
+def _address(s: Programs, op: Load | Store) -> tuple[mx.array, mx.array | None]:
+    """Flat element offsets, meaningless where a lane is off; and which lanes are on."""
+    view = s.views[op.tensor]
+    flat = mx.zeros((1, 1), view.index)
+    lanes = s.env[op.mask] if op.mask is not None else None
+    for index, extent, stride in zip(op.indices, view.shape, view.strides, strict=True):
+        position = s.env[index]
+        lanes = both(lanes, (position >= 0) & (position < extent))
+        flat = flat + position.astype(view.index) * stride
+    return flat, lanes
+
+
+def tensor(s: Programs, op: Tensor) -> None:
+    """A declared view: what of it is a number, and how wide its offsets are."""
+    view = view_of(op, s.defined, s.params)
+    size = s.buffers[view.param].size if view.access == "write" else s.inputs[view.param].size
+    wide = needs_64_bit((view,), s.integers) or size > INT32_MAX
+    s.views[op.result] = View(
+        view.param,
+        tuple(s.known(value) for value in op.shape),
+        tuple(s.known(value) for value in op.strides),
+        mx.int64 if wide else mx.int32,
+    )
+
+
+def load(s: Programs, op: Load) -> mx.array:
+    """Gather; lanes out of bounds or masked off give the fill."""
+    view = s.views[op.tensor]
+    flat, lanes = _address(s, op)
+    array = s.inputs[view.param]
+    fill = s.env[op.fill] if op.fill is not None else mx.zeros((1, 1), array.dtype)
+    if array.size == 0:
+        shape = flat.shape if lanes is None else mx.broadcast_shapes(flat.shape, lanes.shape)
+        return mx.broadcast_to(fill, mx.broadcast_shapes(shape, fill.shape))
+    # Off lanes and, where views could not be checked, wild ones stay inside the array.
+    last = mx.array(array.size - 1, view.index)
+    flat = mx.minimum(mx.maximum(flat, mx.array(0, view.index)), last)
+    found = mx.take_along_axis(array, mx.reshape(flat, (-1,)), axis=0)
+    found = mx.reshape(found, flat.shape)
+    return found if lanes is None else mx.where(lanes, found, fill)
+
+
+def store(s: Programs, op: Store) -> None:
+    """Scatter; lanes out of bounds or masked off go to the element past the end."""
+    view = s.views[op.tensor]
+    flat, lanes = _address(s, op)
+    lanes = both(lanes, s.guard)
+    buffer = s.buffers[view.param]
+    value = s.env[op.value]
+    trash = mx.array(buffer.size - 1, view.index)
+    target = mx.minimum(flat if lanes is None else mx.where(lanes, flat, trash), trash)
+    shape = mx.broadcast_shapes(target.shape, value.shape)
+    s.buffers[view.param] = mx.put_along_axis(
+        buffer,
+        mx.reshape(mx.broadcast_to(target, shape), (-1,)),
+        mx.reshape(mx.broadcast_to(value, shape), (-1,)),
+        axis=0,
+    )
+
+
+def scratch(s: Programs, op: Scratch) -> mx.array:
+    """Threadgroup memory of every program."""
+    return mx.zeros((1, op.elements), mlx_dtypes()[op.dtype])
+
+
+def scratch_store(s: Programs, op: ScratchStore) -> None:
+    """Write a permutation of the tile."""
+    layout = _layout(op.value)
+    slots = np.arange(layout.size)
+    source = np.full(s.env[op.buffer].shape[1], -1)
+    source[op.slots.apply(slots)] = layout.map.apply(slots)
+    stored = _take(s.env[op.value], np.maximum(source, 0))
+    s.env[op.buffer] = mx.where(mx.array(source >= 0)[None], stored, s.env[op.buffer])
+
+
+def scratch_load(s: Programs, op: ScratchLoad) -> mx.array:
+    """Read a permutation of the scratch."""
+    slots = op.layout.slot_map.apply(np.arange(op.layout.size))
+    return _take(s.env[op.buffer], op.slots.apply(slots))
+
+
+def barrier(s: Programs, op: Barrier) -> None:
+    """Whole tiles are already together."""
+
+
+def shuffle(s: Programs, op: Shuffle) -> mx.array:
+    """A permutation of the tile."""
+    slots = op.layout.slot_map.apply(np.arange(op.layout.size))
+    return _take(s.env[op.src], _layout(op.src).map.apply(_widened(op.lanes, slots)))
+
+
+def _widened(lanes: AffineMap, slots: Any) -> Any:
+    """A map on the low bits of a slot keeps the others."""
+    return slots // lanes.size * lanes.size + lanes.apply(slots % lanes.size)
+
+
+def _layout(value: Value) -> ThreadLayout:
+    assert isinstance(value.type, TileType)
+    assert value.type.layout is not None
+    return value.type.layout
+
+
+def _take(tile: mx.array, elements: Any) -> mx.array:
+    """Columns of a tile; no arithmetic, so every bit is kept."""
+    return mx.take(tile, mx.array(elements.astype(np.int32)), axis=1)
