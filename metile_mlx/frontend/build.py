@@ -1,0 +1,203 @@
+"""What rules build with: verified ops at the right place, names, constants, casts, tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from metile_mlx import dtypes
+from metile_mlx.dtypes import DType
+from metile_mlx.errors import CompileError, Loc
+from metile_mlx.frontend.naming import constant_name, suffix
+from metile_mlx.frontend.values import (
+    Number,
+    convert,
+    default_dtype,
+    describe,
+    is_number,
+    meet,
+    represent,
+)
+from metile_mlx.ir.arith import element
+from metile_mlx.ir.core import Builder, Op, Value
+from metile_mlx.ir.tile import Cast, Constant
+
+
+@dataclass
+class Scope:
+    """A block under construction and the constants already built in it or around it."""
+
+    builder: Builder
+    constants: dict[tuple[str, DType], Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Call:
+    """The call being translated: its name, place, and the places of its arguments as written."""
+
+    name: str
+    loc: Loc
+    arguments: Mapping[str, Loc] = field(default_factory=dict)
+
+
+@dataclass
+class Tensors:
+    """What the kernel has done with its tensors so far (SPEC K2, K7).
+
+    Attributes:
+        params: which array each tensor value views.
+        access: the access each array is declared with.
+        stored: where each array was stored to.
+        first_access: where memory was first touched; declarations come before it.
+    """
+
+    params: dict[Value, Value] = field(default_factory=dict)
+    access: dict[Value, str] = field(default_factory=dict)
+    stored: dict[Value, Loc] = field(default_factory=dict)
+    first_access: Loc | None = None
+
+
+class Build:
+    """The state of one translation, handed to every rule as its first argument.
+
+    Attributes:
+        params: the kernel's runtime parameters.
+        call: the call being translated, for messages.
+        tensors: declarations, loads and stores so far.
+        loops, branches: how many unrolled loops and runtime branches are open.
+    """
+
+    def __init__(self, loc: Loc, params: tuple[Value, ...]) -> None:
+        self.params = params
+        self.call = Call("kernel", loc)
+        self.tensors = Tensors()
+        self.loops = 0
+        self.branches = 0
+        self._scope = Scope(Builder(loc))
+        self._derived: set[Value] = set()
+
+    @property
+    def loc(self) -> Loc:
+        """The place given to new ops."""
+        return self._scope.builder.loc
+
+    @loc.setter
+    def loc(self, loc: Loc) -> None:
+        self._scope.builder.loc = loc
+
+    @property
+    def ops(self) -> list[Op]:
+        """The ops of the present block."""
+        return self._scope.builder.ops
+
+    def add(self, item: Op, name: str) -> Value:
+        """Append an op and return its result under a derived name, which an assignment replaces."""
+        value = self._scope.builder.add(item, name)
+        self._derived.add(value)
+        return value
+
+    def run(self, item: Op) -> None:
+        """Append an op without results."""
+        self._scope.builder.emit(item)
+
+    def branch(self, item: Op, names: tuple[str, ...]) -> tuple[Value, ...]:
+        """Append an op with several results."""
+        return self._scope.builder.emit(item, names)
+
+    def rename(self, value: object, name: str) -> None:
+        """Give the user's name to a value that only has a derived one."""
+        if isinstance(value, Value) and value in self._derived:
+            value.name = name
+            self._derived.discard(value)
+
+    @contextmanager
+    def inside(self, scope: Scope | None = None) -> Iterator[Scope]:
+        """Build into a nested block: a fresh one, or one that was left before."""
+        outer = self._scope
+        self._scope = scope or Scope(outer.builder.child(), dict(outer.constants))
+        self._scope.builder.loc = outer.builder.loc
+        self.branches += 1
+        try:
+            yield self._scope
+        finally:
+            self._scope = outer
+            self.branches -= 1
+
+    def constant(self, value: Number, dtype: DType) -> Value:
+        """A number of `dtype`, built once per block.
+
+        Raises:
+            CompileError: the number does not fit the dtype.
+        """
+        held = represent(value, dtype)
+        key = (repr(held), dtype)
+        found = self._scope.constants.get(key)
+        if found is None:
+            found = self._scope.builder.add(Constant(held, dtype), constant_name(held))
+            self._scope.constants[key] = found
+        return found
+
+    def number(self, value: object, argument: str | None = None) -> Value:
+        """A tile or scalar; a Python number in its default dtype (bool, i32, f32).
+
+        Raises:
+            CompileError: anything else.
+        """
+        self.expect_number(value, argument)
+        if isinstance(value, Value):
+            return value
+        assert isinstance(value, bool | int | float)
+        return self.constant(value, default_dtype(value))
+
+    def expect_number(self, value: object, argument: str | None = None) -> None:
+        """Raise unless `value` takes part in arithmetic."""
+        if not is_number(value):
+            what = f"{argument} is" if argument else "got"
+            raise self.error(
+                f"{what} {describe(value)}, expected a tile, a scalar or a number", argument
+            )
+
+    def common(self, *values: object) -> DType:
+        """The dtype in which operands meet (SPEC K4); Python numbers alone take their default.
+
+        Raises:
+            CompileError: u32 with i32, a dtype without arithmetic, or not a number.
+        """
+        for value in values:
+            self.expect_number(value)
+        typed = [element(value) for value in values if isinstance(value, Value)]
+        plain = [value for value in values if isinstance(value, bool | int | float)]
+        if typed:
+            dtype = typed[0]
+            for other in typed[1:]:
+                dtype = dtypes.promote(dtype, other)
+        else:
+            kinds = [default_dtype(value) for value in plain]
+            dtype = max(kinds, key=(dtypes.bool_, dtypes.i32, dtypes.f32).index)
+        for value in plain:
+            dtype = meet(value, dtype)
+        return dtype
+
+    def lift(self, value: object, dtype: DType) -> Value:
+        """An operand as a Value of `dtype`: Python numbers become constants, others are cast."""
+        if isinstance(value, Value):
+            return self.cast(value, dtype)
+        assert isinstance(value, bool | int | float)
+        return self.constant(value, dtype)
+
+    def cast(self, value: object, dtype: DType) -> Value:
+        """`value` converted to `dtype`; the same Value when it already is."""
+        if not isinstance(value, Value):
+            assert isinstance(value, bool | int | float)
+            return self.constant(convert(value, dtype), dtype)
+        if element(value) == dtype:
+            return value
+        return self.add(Cast(value, dtype), suffix(value, dtype.name))
+
+    def error(
+        self, message: str, argument: str | None = None, hint: str | None = None
+    ) -> CompileError:
+        """An error of the call being translated, at the named argument if that was written out."""
+        loc = self.call.arguments.get(argument or "", self.call.loc)
+        return CompileError(f"[{self.call.name}] {message}", loc, hint)
