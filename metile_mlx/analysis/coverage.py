@@ -172,7 +172,7 @@ def coverage(func: Func) -> tuple[OutputCoverage, ...]:
         for (view, steps), parts in groups.items():
             box = _box(view, steps, np.concatenate(parts, axis=1))
             if box is None:
-                reasons.append(f"the tiles stored to {param.name} do not fill a box from index 0")
+                reasons.append(f"the indices stored to {param.name} do not fill a box from index 0")
             else:
                 candidates.append((view, box))
         found.append(OutputCoverage(param.name, access, tuple(candidates), tuple(reasons)))
