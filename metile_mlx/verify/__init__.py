@@ -28,13 +28,13 @@ def verify(func: Func, stage: Stage, ctx: Context, before: Func | None = None) -
             stored before, and a per-thread one to communicate as planned.
 
     Raises:
-        VerificationError: one error with every finding; the rest is not tried on a program whose
-            structure is broken.
+        VerificationError: one error with every finding. What the program does is not asked when
+            its structure is too broken to say.
         OutOfResources: more threads or threadgroup memory than the target has.
     """
     findings = check_structure(func, stage)
-    if not findings and stage >= Stage.OWNED:
-        findings = check_ownership(func, stage)
+    if stage >= Stage.OWNED and not any(finding.fatal for finding in findings):
+        findings += check_ownership(func, stage)
         if stage is Stage.PLANNED:
             findings += check_conversions(func, before)
         elif stage is Stage.THREAD:

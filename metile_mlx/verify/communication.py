@@ -95,7 +95,7 @@ class _Threads:
                 case metal.Barrier():
                     self.events.append(Event(item, "barrier", item.role))
                     for order in self.orders.values():
-                        order.barrier(item.role)
+                        self.findings += order.barrier(item.role)
                 case metal.Shuffle():
                     self.shuffle(item)
                 case _:

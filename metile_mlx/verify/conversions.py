@@ -150,7 +150,7 @@ class _Planned:
         elif item.role == "release" and all(order.loaded is None for order in orders):
             self.add(item, "releases nothing: no load precedes it since the last barrier")
         for order in orders:
-            order.barrier(item.role)
+            self.findings += order.barrier(item.role)
 
     def store(self, item: ScratchStore) -> None:
         tile = item.value.type

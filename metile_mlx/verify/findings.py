@@ -12,10 +12,14 @@ from metile_mlx.ir.printer import print_op
 
 @dataclass(frozen=True)
 class Finding:
-    """One broken rule: what was expected and what stands there. `op` None means the kernel."""
+    """One broken rule: what was expected and what stands there. `op` None means the kernel.
+
+    After a `fatal` one nothing can be said about what the program does.
+    """
 
     op: Op | None
     message: str
+    fatal: bool = False
 
 
 def error(func: Func, stage: Stage, findings: list[Finding]) -> VerificationError:

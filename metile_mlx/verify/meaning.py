@@ -11,10 +11,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from metile_mlx.dtypes import DType, bool_
-from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Op, Value
 from metile_mlx.ir.tile import Bitcast, Cast, Store
-from metile_mlx.ir.types import TileType
+from metile_mlx.ir.types import ScalarType, TileType, Type
+from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.verify.findings import Finding
 
 
@@ -23,7 +23,7 @@ class Numbering:
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
-        self._casts: dict[int, tuple[str, DType, int]] = {}
+        self._casts: dict[int, tuple[str, DType | None, int]] = {}
 
     def of(self, *key: Hashable) -> int:
         """The number of `key`, new if the key is."""
@@ -31,7 +31,7 @@ class Numbering:
 
     def cast(self, item: Cast | Bitcast, src: int) -> int:
         """A cast; going back loses nothing after a bitcast, and after a bool became a number."""
-        source = element(item.src)
+        source = _dtype(item.src.type)
         kind, origin, number = self._casts.get(src, ("", source, src))
         exact = isinstance(item, Bitcast) or origin == bool_
         if kind == item.opcode and origin == item.dtype and exact:
@@ -42,12 +42,25 @@ class Numbering:
 
 
 @dataclass(frozen=True)
-class Stored:
-    """One store and the conditions it stands under; `parts` are (field, number, layout)."""
+class Part:
+    """An operand of a store: the name of its field, and what it means."""
 
-    op: Op
+    name: str
+    value: Value
+    number: int
+
+    @property
+    def layout(self) -> ThreadLayout | None:
+        return self.value.type.layout if isinstance(self.value.type, TileType) else None
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One store and the conditions it stands under."""
+
+    op: Store
     path: tuple[Hashable, ...]
-    parts: tuple[tuple[str, Hashable, Hashable], ...]
+    parts: tuple[Part, ...]
 
 
 class Meaning:
@@ -70,12 +83,10 @@ class Meaning:
         self.numbers[item.result] = self.numbering.cast(item, self.numbers[item.src])
 
     def store(self, item: Store, path: tuple[Hashable, ...]) -> None:
-        parts = [
-            (name, self._field(part), _layouts(part))
-            for name in item.field_names
-            if (part := getattr(item, name)) is not None
-        ]
-        self.stores.append(Stored(item, path, tuple(parts)))
+        named = [("tensor", item.tensor), *(("index", index) for index in item.indices)]
+        named += [("value", item.value), *([("mask", item.mask)] if item.mask is not None else [])]
+        parts = tuple(Part(name, value, self.numbers[value]) for name, value in named)
+        self.stores.append(Stored(item, path, parts))
 
     def _field(self, item: object) -> Hashable:
         if isinstance(item, Value):
@@ -88,10 +99,8 @@ class Meaning:
         return item
 
 
-def _layouts(item: object) -> Hashable:
-    if isinstance(item, tuple):
-        return tuple(_layouts(part) for part in item)
-    return item.type.layout if isinstance(item, Value) and isinstance(item.type, TileType) else None
+def _dtype(type_: Type) -> DType | None:
+    return type_.dtype if isinstance(type_, ScalarType | TileType) else None
 
 
 def differences(before: Meaning, after: Meaning) -> list[Finding]:
@@ -109,21 +118,20 @@ def differences(before: Meaning, after: Meaning) -> list[Finding]:
 
 
 def _compare(old: Stored, new: Stored) -> list[Finding]:
-    source = f"as in the program before (line {old.op.loc.line})"
+    line = old.op.loc.line
     if old.path != new.path:
-        return [Finding(new.op, f"stores under other conditions, expected the same {source}")]
-    if [part[0] for part in old.parts] != [part[0] for part in new.parts]:
-        return [Finding(new.op, f"has other operands, expected the same {source}")]
+        text = f"stores under other conditions than before, expected those of line {line}"
+        return [Finding(new.op, text)]
+    if [part.name for part in old.parts] != [part.name for part in new.parts]:
+        return [Finding(new.op, f"has other operands than before, expected those of line {line}")]
     findings = []
-    for (name, number, layout), (_, number_now, layout_now) in zip(
-        old.parts, new.parts, strict=True
-    ):
-        if number != number_now:
-            findings.append(Finding(new.op, f"its {name} is another, expected the same {source}"))
-        elif layout != layout_now:
-            findings.append(
-                Finding(
-                    new.op, f"its {name} has owners {layout_now!r}, expected {layout!r} {source}"
-                )
-            )
+    for was, now in zip(old.parts, new.parts, strict=True):
+        made = f"made in line {was.value.loc.line}"
+        if was.number != now.number:
+            text = f"its {was.name} is another than before, expected {was.value!r} {made}"
+        elif was.layout != now.layout:
+            text = f"its {was.name} has owners {now.layout!r}, expected {was.layout!r} {made}"
+        else:
+            continue
+        findings.append(Finding(new.op, text))
     return findings

@@ -21,8 +21,8 @@ class ScratchOrder:
     """The accesses of one allocation so far.
 
     Attributes:
-        stored: the last store not yet followed by a barrier.
-        loaded: the last load not yet followed by a barrier.
+        stored: the store since the last barrier, if that was the last access.
+        loaded: the load since the last barrier, if that was the last access.
         readable: whether a barrier has published what the last store wrote.
     """
 
@@ -46,7 +46,7 @@ class ScratchOrder:
                 f"overwrites {self.slot} beside the store of line {self.stored.loc.line}, expected "
                 "a barrier between them"
             )
-        self.stored = item
+        self.stored, self.loaded = item, None
         self.readable = False
         return message
 
@@ -60,23 +60,25 @@ class ScratchOrder:
             )
         elif not self.readable:
             message = f"reads {self.slot}, which holds no published elements"
-        self.loaded = item
+        self.stored, self.loaded = None, item
         return message
 
-    def barrier(self, role: str) -> None:
-        """All threads have met."""
-        self.readable = self.readable or self.stored is not None
-        if self.loaded is not None and role == "release":
-            self.readable = False
+    def barrier(self, role: str) -> list[Finding]:
+        """All threads have met; what this barrier should not have found open."""
+        open_stores = self._open_stores() if role == "release" else []
+        open_loads = self._open_loads() if role == "publish" else []
+        self.readable = self.stored is not None or (self.readable and self.loaded is None)
         self.stored = self.loaded = None
+        return open_stores + open_loads
 
     def end(self) -> list[Finding]:
-        """Accesses at the end of the kernel that no barrier has closed."""
-        findings = []
-        if self.stored is not None:
-            findings.append(
-                Finding(self.stored, f"no barrier publishes what this stores to {self.slot}")
-            )
-        if self.loaded is not None:
-            findings.append(Finding(self.loaded, f"no release barrier follows; {self.slot} leaks"))
-        return findings
+        """What no barrier has closed at the end of the kernel."""
+        return self._open_stores() + self._open_loads()
+
+    def _open_stores(self) -> list[Finding]:
+        text = f"no publication barrier follows its write to {self.slot}"
+        return [] if self.stored is None else [Finding(self.stored, text)]
+
+    def _open_loads(self) -> list[Finding]:
+        text = f"no release barrier follows its read of {self.slot}"
+        return [] if self.loaded is None else [Finding(self.loaded, text)]

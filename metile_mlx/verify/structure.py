@@ -53,8 +53,8 @@ class _Structure:
         self.defined: set[Value] = set(func.params)
         self.findings: list[Finding] = []
 
-    def add(self, item: Op | None, message: str) -> None:
-        self.findings.append(Finding(item, message))
+    def add(self, item: Op | None, message: str, fatal: bool = True) -> None:
+        self.findings.append(Finding(item, message, fatal))
 
     def params(self) -> None:
         if len(self.defined) != len(self.func.params):
@@ -110,14 +110,14 @@ class _Structure:
             item.verify()
             expected = item.infer()
         except CompileError as error:
-            self.add(item, error.message)
+            self.add(item, error.message, fatal=False)
             return
         except _BROKEN:
             self.add(item, "its operands have kinds it can't take")
             return
         found = tuple(value.type for value in item.results)
         if found != expected:
-            self.add(item, f"results are {_list(found)}, expected {_list(expected)}")
+            self.add(item, f"results are {_list(found)}, expected {_list(expected)}", fatal=False)
         if isinstance(item, tile.If | metal.If):
             self.branch(item)
 
