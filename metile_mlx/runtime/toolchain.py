@@ -109,7 +109,10 @@ def find() -> Toolchain:
     """
     chosen = config.compiler()
     if chosen:
-        found = _examine(tuple(shlex.split(chosen)))
+        try:
+            found = _examine(tuple(shlex.split(chosen)))
+        except ValueError as error:
+            found = f"it can't be read as a command: {error}"
         if isinstance(found, str):
             raise BackendError(
                 f"the C++ compiler CXX={chosen} can't be used: {found}",
