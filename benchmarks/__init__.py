@@ -1,0 +1,1 @@
+"""Measurements of metile_mlx, each a module to run: see docs/benchmarks.md."""
