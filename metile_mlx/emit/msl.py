@@ -1,14 +1,15 @@
-"""Metal Shading Language: body and header of a kernel for `mx.fast.metal_kernel` (SPEC X1, K4, F24).
+"""Metal Shading Language: body and header of a kernel for `mx.fast.metal_kernel` (SPEC X1, K4,
+F24).
 
-MLX writes the signature. Inputs are `const device T*`, or `const constant T*` below 8 elements, so an
-input is only ever indexed by its own name, never aliased by a pointer of either address space (F08). A
-runtime scalar is an input of shape (1,), read once. Outputs are `device T*`. Attributes are taken by
-name.
+MLX writes the signature. Inputs are `const device T*`, or `const constant T*` below 8 elements, so
+an input is only ever indexed by its own name, never aliased by a pointer of either address space
+(F08). A runtime scalar is an input of shape (1,), read once. Outputs are `device T*`. Attributes
+are taken by name.
 
-Math. In `safe` mode the text itself asks for the `precise` variants, because not every MLX passes the
-math mode on to Metal; in the other modes it leaves the choice to the compiler, and NaN is not
-guaranteed to win a minimum. Arithmetic on f16 is `half`; functions and fma on it, and everything on
-bf16, are computed in float and rounded.
+Math. In `safe` mode the text itself asks for the `precise` variants, because not every MLX passes
+the math mode on to Metal; in the other modes it leaves the choice to the compiler, and NaN is not
+guaranteed to win a minimum. Arithmetic on f16 is `half`; functions and fma on it, and everything
+on bf16, are computed in float and rounded.
 """
 
 from __future__ import annotations

@@ -1,0 +1,395 @@
+"""C++ for the CPU: one function that runs a range of programs, its loops as `phases` plans them
+(X4).
+
+`buffers` are the arrays: the inputs, then the outputs; `scalars` the scalar inputs. Both in the
+order of `KernelSource`. Programs are numbered with x fastest. The text needs `metile_cpu.h` before
+it, and to be compiled with -fwrapv and -ffp-contract=off. A value of f16 or bf16 is carried as its
+bits, so moving one never changes a NaN; each operation on it is computed in float and rounded.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from metile_mlx.context import Context
+from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32, u8, u16, u32
+from metile_mlx.emit.arithmetic import ARITHMETIC, unary
+from metile_mlx.emit.cstyle import MEMORY, STATEMENTS, CStyle, Expression, Statement, is_output
+from metile_mlx.emit.exchange import forward_exchanges, is_uniform
+from metile_mlx.emit.literals import CPP as SPELLING
+from metile_mlx.emit.literals import Spelling
+from metile_mlx.emit.naming import unique_name
+from metile_mlx.emit.phases import Phase, Plan, Segment
+from metile_mlx.emit.source import KernelSource
+from metile_mlx.ir.arith import BinaryKind, UnaryKind, element
+from metile_mlx.ir.core import Func, Op, Value, walk
+from metile_mlx.ir.metal import (
+    Barrier,
+    If,
+    NumPrograms,
+    ProgramId,
+    Shuffle,
+    ThreadgroupLoad,
+    ThreadIndex,
+    Unary,
+)
+from metile_mlx.ir.types import PointerType, ScalarType
+from metile_mlx.layout.affine import AffineMap
+from metile_mlx.target import SIMD_WIDTH
+
+_FUNCTIONS = {
+    "rsqrt": "1.0f / std::sqrt({})",
+    "abs": "std::fabs({})",
+    "sigmoid": "metile_sigmoid({})",
+}
+_SIGMOID = """\
+// 1 / (1 + exp(-x)) without overflow, with full relative precision in both tails.
+static inline float metile_sigmoid(float x) {
+  const float e = std::exp(-std::fabs(x));
+  return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
+"""
+_UNROLL = """\
+#if defined(__clang__)
+#define METILE_UNROLL _Pragma("unroll")
+#else
+#define METILE_UNROLL _Pragma("GCC unroll 64")
+#endif
+"""
+_HELPERS = {"sigmoid": _SIGMOID, "unroll": _UNROLL}
+_TAKEN = (
+    *("buffers", "scalars", "grid", "begin", "end", "thread", "lane", "group", "high", "low"),
+    *("program", "program_x", "program_y", "program_z", "METILE_UNROLL"),
+    *("metile_entry", "metile_scalar", "metile_sigmoid", "metile_f32_bits", "metile_bits_f32"),
+    *("metile_f16_to_f32", "metile_f32_to_f16", "metile_bf16_to_f32", "metile_f32_to_bf16"),
+)
+_HALVES = frozenset({f16, bf16})
+_UNROLLED = 64
+_UNROLLED_SCRATCH = 16
+_SIGNATURE = (
+    'extern "C" void metile_entry(void* const* buffers, const metile_scalar* scalars,\n'
+    "                             const uint32_t* grid, uint64_t begin, uint64_t end) {"
+)
+
+
+class _Cpp(CStyle):
+    spelling: Spelling = SPELLING
+    logical = MappingProxyType({BinaryKind.AND: "&", BinaryKind.OR: "|", BinaryKind.XOR: "!="})
+    signed_wraps = True
+    native = frozenset({f32})
+
+    def __init__(self, func: Func, ctx: Context) -> None:
+        super().__init__(func, ctx, _TAKEN)
+        self.expressions = EXPRESSIONS
+        self.statements = LINES
+        self.plan = Plan(func)
+        self._segment: Segment | None = None
+        # Where a value stands that another segment computed.
+        self._placed: dict[Value, str] = {}
+        self._arrays: dict[Value, str] = {}
+
+    # Structure
+
+    def entry(self) -> str:
+        """The whole function."""
+        self._declare_arguments()
+        self._declare_arrays()
+        axes = {item.axis for item in walk(self.func.body) if isinstance(item, ProgramId)}
+        ids = "xyz"[: max(axes) + 1] if axes else ""
+        before = ("", " / grid[0]", " / grid[0] / grid[1]")
+        for axis, name in enumerate(ids):
+            inner = "" if axis == 2 else f" % grid[{axis}]"
+            self.line(f"uint32_t program_{name} = uint32_t(begin{before[axis]}{inner});")
+        self.line("for (uint64_t program = begin; program < end; ++program) {")
+        self.depth += 1
+        for item in self.plan.uniform:
+            self.write(item)
+        for phase in self.plan.phases:
+            self._write_phase(phase)
+        self._advance(ids)
+        self.depth -= 1
+        self.line("}")
+        return "\n".join([_SIGNATURE, *self.lines, "}", ""])
+
+    def header(self) -> str:
+        """What the function needs beside metile_cpu.h."""
+        return "\n".join(_HELPERS[name] for name in sorted(self.helpers))
+
+    def _declare_arguments(self) -> None:
+        buffers = scalars = 0
+        for param in self.func.params:
+            assert isinstance(param.type, PointerType | ScalarType)
+            name, dtype = self.name(param), param.type.dtype
+            if isinstance(param.type, ScalarType):
+                self.line(f"const {self.type(dtype)} {name} = {_scalar(dtype, scalars)};")
+                scalars += 1
+                continue
+            pointer = f"{'' if is_output(param) else 'const '}{self._stored(dtype)}*"
+            self.line(f"{pointer} __restrict {name} = static_cast<{pointer}>(buffers[{buffers}]);")
+            buffers += 1
+
+    def _declare_arrays(self) -> None:
+        for item in self.allocations():
+            kind = self._stored(item.dtype)
+            self.line(f"alignas(64) {kind} {self.name(item.result)}[{item.elements}];")
+        for values, size, suffix in (
+            (self.plan.over_threads, self.func.threads, "all"),
+            (self.plan.over_lanes, SIMD_WIDTH, "lanes"),
+        ):
+            for value in values:
+                name = self._arrays[value] = self.fresh(f"{self.name(value)}_{suffix}")
+                self.line(f"alignas(64) {self._stored(element(value))} {name}[{size}];")
+
+    def _advance(self, ids: str) -> None:
+        """The next program's ids, x fastest."""
+        if not ids:
+            return
+        if ids == "x":
+            self.line("if (++program_x == grid[0]) program_x = 0;")
+            return
+        self.line("if (++program_x == grid[0]) {")
+        self.depth += 1
+        self.line("program_x = 0;")
+        if ids == "xy":
+            self.line("if (++program_y == grid[1]) program_y = 0;")
+        else:
+            self.line("if (++program_y == grid[1]) {")
+            self.line("  program_y = 0;")
+            self.line("  ++program_z;")
+            self.line("}")
+        self.depth -= 1
+        self.line("}")
+
+    # Loops
+
+    def _write_phase(self, phase: Phase) -> None:
+        if phase.once:
+            for segment in phase.segments:
+                for item in segment.ops:
+                    self.write(item)
+            return
+        if phase.grouped:
+            self._open(f"for (uint32_t group = 0; group < {self.func.threads}; group += 32) {{")
+        for segment in phase.segments:
+            self._write_segment(segment, phase.grouped)
+        if phase.grouped:
+            self._close()
+
+    def _open(self, text: str) -> None:
+        self.line(text)
+        self.depth += 1
+
+    def _close(self) -> None:
+        self.depth -= 1
+        self.line("}")
+
+    def _write_segment(self, segment: Segment, grouped: bool) -> None:
+        self._segment, self.guard = segment, segment.guard
+        if segment.guard is not None:
+            self._open(f"if ({self.operand(segment.guard)}) {{")
+        threads = self.func.threads
+        step = SIMD_WIDTH if grouped else self._step(segment)
+        outer = "group" if grouped else "high" if step < threads else ""
+        if outer == "high":
+            self._open(f"for (uint32_t high = 0; high < {threads}; high += {step}) {{")
+        names = {value: self.name(value) for value in segment.permuted}
+        highs = {}
+        if outer:
+            for value, moves in segment.permuted.items():
+                text = _permuted(moves, outer, step, high=True)
+                if text != "0u":
+                    highs[value] = self.fresh(f"{names[value]}_high")
+                    self.line(f"const uint32_t {highs[value]} = {text};")
+        if segment.permuted:
+            self.helpers.add("unroll")
+            self.line("METILE_UNROLL")
+        inner = {"group": "lane", "high": "low", "": "thread"}[outer]
+        self._open(f"for (uint32_t {inner} = 0; {inner} < {step}; ++{inner}) {{")
+        if outer:
+            self.line(f"const uint32_t thread = {outer} + {inner};")
+        for value, moves in segment.permuted.items():
+            text = _permuted(moves, inner, step, high=False)
+            text = f"{highs[value]} + ({text})" if value in highs else text
+            self.line(f"const {self.type(element(value))} {names[value]} = {text};")
+        self._write_ops(segment, "lane" if grouped else "thread")
+        for _ in range(1 + (outer == "high") + (segment.guard is not None)):
+            self._close()
+        self._segment, self.guard = None, None
+
+    def _step(self, segment: Segment) -> int:
+        """Threads per inner loop: how far a loop with fixed moves is unrolled."""
+        if not segment.permuted:
+            return self.func.threads
+        scratch = any(isinstance(item, ThreadgroupLoad) for item in segment.ops)
+        if self.func.threads > _UNROLLED and scratch:
+            return _UNROLLED_SCRATCH
+        return min(self.func.threads, _UNROLLED)
+
+    def _write_ops(self, segment: Segment, position: str) -> None:
+        own = {value for item in segment.ops for value in item.results}
+        near = set(self.plan.over_lanes)
+        self._placed = {
+            value: f"{name}[{position if value in near else 'thread'}]"
+            for value, name in self._arrays.items()
+            if value not in own
+        }
+        for item in segment.ops:
+            self.write(item)
+            if isinstance(item, If):
+                for value in item.results:
+                    self._keep(value)
+        self._placed = {}
+
+    def _keep(self, value: Value) -> None:
+        if self._segment is not None and value in self._segment.kept:
+            index = "lane" if value in self.plan.over_lanes else "thread"
+            self.line(f"{self._arrays[value]}[{index}] = {self.name(value)};")
+
+    # Values
+
+    def define(self, value: Value, expression: str) -> None:
+        self.line(f"const {self.type(element(value))} {self.name(value)} = {expression};")
+        self._keep(value)
+
+    def operand(self, value: Value) -> str:
+        return self._placed.get(value) or super().operand(value)
+
+    def write(self, item: Op) -> None:
+        if isinstance(item, ThreadIndex):
+            self._folded[item.result] = "thread"
+        else:
+            super().write(item)
+
+    def array(self, value: Value) -> tuple[str, bool]:
+        """The array a value is kept in, and whether it spans all threads."""
+        return self._arrays[value], value not in self.plan.over_lanes
+
+    def _stored(self, dtype: DType) -> str:
+        return self.type(u8) if dtype == bool_ else self.type(dtype)
+
+    def buffer_value(self, text: str, dtype: DType) -> str:
+        return f"({text} != 0)" if dtype == bool_ else text
+
+    def widen(self, text: str, dtype: DType) -> str:
+        return text if dtype == f32 else f"metile_{dtype}_to_f32({text})"
+
+    def narrow(self, text: str, dtype: DType) -> str:
+        return text if dtype == f32 else f"metile_f32_to_{dtype}({text})"
+
+    def function(self, name: str, *arguments: str) -> str:
+        if name in _HELPERS:
+            self.helpers.add(name)
+        return _FUNCTIONS.get(name, f"std::{name}({{}})").format(", ".join(arguments))
+
+    def nan_or(self, text: str, test: str) -> str:
+        # Both sides evaluated: a branch here would keep loops from being vectorised.
+        return f"({text} != {text}) | ({test})"
+
+    def reinterpret(self, text: str, source: DType, dtype: DType) -> str:
+        if source == f32:
+            text, source = f"metile_f32_bits({text})", u32
+        elif source in _HALVES:
+            source = u16
+        if dtype == f32:
+            return f"metile_bits_f32({text if source == u32 else f'uint32_t({text})'})"
+        return text if self.type(source) == self.type(dtype) else f"{self.type(dtype)}({text})"
+
+
+def _scalar(dtype: DType, number: int) -> str:
+    """One of the scalars of a call."""
+    fields = {bool_: "b != 0", i32: "i", u32: "u", f32: "f"}
+    field = fields.get(dtype)
+    if field is not None:
+        return f"scalars[{number}].{field}"
+    return f"{SPELLING.types[dtype]}(scalars[{number}].{'u' if dtype in _HALVES else 'raw'})"
+
+
+def _permuted(moves: AffineMap, index: str, step: int, high: bool) -> str:
+    """The image of the bits of `index`: those from `step` on (`high`) or those below it.
+
+    The two images share no bit, so they add up. The constant is shared out among them.
+    """
+    shifts: dict[int, int] = {}
+    image = 0
+    for bit, column in enumerate(moves.columns):
+        if (1 << bit >= step) == high:
+            image |= column
+            shift = column.bit_length() - 1 - bit
+            shifts[shift] = shifts.get(shift, 0) | 1 << bit
+    terms = []
+    for shift, mask in shifts.items():
+        move = f" {'<<' if shift > 0 else '>>'} {abs(shift)}" if shift else ""
+        terms.append(f"(({index} & {mask}u){move})" if move else f"({index} & {mask}u)")
+    if not terms:
+        return "0u"
+    text = " | ".join(terms)
+    constant = moves.constant & image
+    return f"({text}) ^ {constant}u" if constant else text
+
+
+def _program_id(e: _Cpp, item: ProgramId) -> str:
+    return f"int32_t(program_{'xyz'[item.axis]})"
+
+
+def _num_programs(e: _Cpp, item: NumPrograms) -> str:
+    return f"int32_t(grid[{item.axis}])"
+
+
+def _thread_index(e: _Cpp, item: ThreadIndex) -> str:
+    return "thread"
+
+
+def _shuffle(e: _Cpp, item: Shuffle) -> str:
+    if is_uniform(item.src):
+        return e.operand(item.src)
+    array, spans = e.array(item.src)
+    lane = e.operand(item.lane)
+    return f"{array}[group + {lane}]" if spans else f"{array}[{lane}]"
+
+
+def _unary(e: _Cpp, item: Unary) -> str:
+    """Signs of f16 and bf16 are bits; all else is shared."""
+    if element(item.src) in _HALVES and item.kind is UnaryKind.NEG:
+        return f"uint16_t({e.operand(item.src)} ^ 0x8000)"
+    if element(item.src) in _HALVES and item.kind is UnaryKind.ABS:
+        return f"uint16_t({e.operand(item.src)} & 0x7fff)"
+    return unary(e, item)
+
+
+def _barrier(e: _Cpp, item: Barrier) -> None:
+    """Nothing: phases end there."""
+
+
+EXPRESSIONS: dict[type[Op], Expression] = {
+    **ARITHMETIC,
+    **MEMORY,
+    Unary: _unary,
+    ThreadIndex: _thread_index,
+    ProgramId: _program_id,
+    NumPrograms: _num_programs,
+    Shuffle: _shuffle,
+}
+LINES: dict[type[Op], Statement] = {**STATEMENTS, Barrier: _barrier}
+
+
+def emit_cpp(func: Func, ctx: Context) -> KernelSource:
+    """The C++ text of a kernel: a function `metile_entry`. Needs Stage.THREAD.
+
+    The text is the same in every process. Threadgroup memory that an exchange doesn't need on a
+    CPU is not declared, and `threadgroup_bytes` counts what is.
+    """
+    func = forward_exchanges(func)
+    emitter = _Cpp(func, ctx)
+    body, header = emitter.entry(), emitter.header()
+    inputs, outputs = emitter.arguments()
+    return KernelSource(
+        name=unique_name(func.name, body, header, ctx.math_mode, func.threads, inputs, outputs),
+        language="cpp",
+        body=body,
+        header=header,
+        inputs=inputs,
+        outputs=outputs,
+        threads=func.threads,
+        threadgroup_bytes=sum(item.elements * item.dtype.bytes for item in emitter.allocations()),
+        math_mode=ctx.math_mode,
+    )

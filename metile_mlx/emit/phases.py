@@ -1,0 +1,270 @@
+"""How one threadgroup becomes loops on a CPU: what runs once, in which loop, and what has to be
+kept (X4).
+
+Uniform values are computed once per program. The rest is cut into *phases* at those barriers that
+order two accesses of one memory, and a phase into *segments*: a segment is one loop over threads.
+Without a shuffle a phase runs each segment over all threads. With shuffles it runs simdgroup by
+simdgroup, each segment over 32 lanes, and a shuffle starts a segment after the one that computes
+what it moves.
+
+A value used in another segment than its own is kept in an array, over the lanes of a simdgroup
+within one phase with shuffles, else over all threads. Integer work on the thread index is computed
+again instead.
+
+Where a segment reads memory at a permutation of the thread index, its loop is unrolled, so that
+slots are constants and compilers see fixed moves instead of gathers. Such a segment does little
+else: more work is split off into a segment after it, whose loop vectorises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from metile_mlx.emit.exchange import ThreadTables, is_cheap, is_uniform
+from metile_mlx.ir.core import Effect, Func, Op, Value, definitions, walk
+from metile_mlx.ir.metal import (
+    Barrier,
+    If,
+    Load,
+    Shuffle,
+    Store,
+    ThreadgroupAlloc,
+    ThreadgroupLoad,
+    ThreadgroupStore,
+)
+from metile_mlx.ir.types import ScalarType
+from metile_mlx.layout.affine import AffineMap
+
+# Ops that do not count as work to be split off.
+_MEMORY = (Load, Store, ThreadgroupLoad, ThreadgroupStore, Shuffle)
+
+
+@dataclass
+class Segment:
+    """One loop over threads, or lines that run once.
+
+    Attributes:
+        assigned: the ops that belong here; cheap ones are in no list.
+        ops: all to be written, in program order; filled in by the plan.
+        permuted: values written as permutations of the thread index.
+        kept: values to be put into arrays.
+        guard: a uniform mask of every store, tested once around the loop.
+    """
+
+    assigned: list[Op] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    permuted: dict[Value, AffineMap] = field(default_factory=dict)
+    kept: set[Value] = field(default_factory=set)
+    guard: Value | None = None
+
+
+@dataclass
+class Phase:
+    """Segments between two barriers; `grouped` ones run per simdgroup; `once`: no loop at all."""
+
+    segments: list[Segment] = field(default_factory=lambda: [Segment()])
+    grouped: bool = False
+    once: bool = False
+
+
+class Plan:
+    """The loops of one kernel at Stage.THREAD.
+
+    Attributes:
+        uniform: ops that run once per program, before all phases.
+        phases: in order.
+        over_threads: values kept in arrays over all threads, in program order.
+        over_lanes: values kept in arrays over one simdgroup, in program order.
+    """
+
+    def __init__(self, func: Func) -> None:
+        self._order = {item: number for number, item in enumerate(func.body.ops)}
+        self._defined = definitions(func)
+        self.tables = ThreadTables(func.threads, self._defined)
+        shuffles = [item for item in func.body.ops if isinstance(item, Shuffle)]
+        self._moved = {item.src for item in shuffles if not is_uniform(item.src)}
+        self._lanes = {item.lane for item in shuffles}
+        self.uniform = [item for item in func.body.ops if _runs_once(item)]
+        self.phases: list[Phase] = []
+        self._home: dict[Value, tuple[Phase, Segment]] = {}
+        once = set(self.uniform)
+        self._cut(item for item in func.body.ops if item not in once)
+        self._split()
+        self._over_threads: set[Value] = set()
+        self._over_lanes: set[Value] = set()
+        self._fill()
+        self.over_threads = self._sorted(self._over_threads)
+        self.over_lanes = self._sorted(self._over_lanes - self._over_threads)
+
+    def _sorted(self, values: Iterable[Value]) -> list[Value]:
+        return sorted(values, key=lambda value: self._order[self._defined[value]])
+
+    # Cutting
+
+    def _cut(self, ops: Iterable[Op]) -> None:
+        interval: list[Op] = []
+        reads: set[Value] = set()
+        writes: set[Value] = set()
+        for item in [*ops, Barrier("end")]:
+            if not isinstance(item, Barrier):
+                interval.append(item)
+                continue
+            new_reads, new_writes = _accesses(interval)
+            if writes & (new_reads | new_writes) or reads & new_writes:
+                self.phases.append(Phase())
+                reads, writes = set(), set()
+            reads |= new_reads
+            writes |= new_writes
+            for part in interval:
+                self._place(part)
+            interval = []
+
+    def _place(self, item: Op) -> None:
+        if self._is_recomputed(item) or isinstance(item, ThreadgroupAlloc):
+            return
+        once = isinstance(item, Store) and all(is_uniform(value) for value in item.operands())
+        if not self.phases or self.phases[-1].once != once:
+            self.phases.append(Phase(once=once))
+        phase = self.phases[-1]
+        if isinstance(item, Shuffle) and not is_uniform(item.src):
+            phase.grouped = True
+            if self._home.get(item.src, (None, None))[1] is phase.segments[-1]:
+                phase.segments.append(Segment())
+        segment = phase.segments[-1]
+        segment.assigned.append(item)
+        for value in item.results:
+            self._home[value] = (phase, segment)
+
+    def _is_recomputed(self, item: Op) -> bool:
+        return is_cheap(item) and item.result not in self._moved
+
+    def _split(self) -> None:
+        for phase in self.phases:
+            made: list[Segment] = []
+            for segment in phase.segments:
+                first = [item for item in segment.assigned if self._is_gather(item)]
+                rest = [item for item in segment.assigned if item not in first]
+                if first and any(not isinstance(item, _MEMORY) for item in rest):
+                    made += [Segment(first), Segment(rest)]
+                else:
+                    made.append(segment)
+            phase.segments = made
+            for segment in made:
+                for item in segment.assigned:
+                    for value in item.results:
+                        self._home[value] = (phase, segment)
+
+    def _is_gather(self, item: Op) -> bool:
+        """Reads memory at a permutation of the thread index, and needs nothing computed in a
+        loop."""
+        if not isinstance(item, Load | ThreadgroupLoad | Shuffle):
+            return False
+        found = list(self._leaves(item.operands()))
+        moved = [value for value in found if self._permutation(value) is None]
+        own = item.src if isinstance(item, Shuffle) else None
+        return len(moved) < len(found) and all(value is own for value in moved)
+
+    def _leaves(self, values: Iterable[Value]) -> Iterator[Value]:
+        """Permutations of the thread index, and values that are not computed again, below
+        `values`."""
+        for value in values:
+            item = self._defined.get(value)
+            if item is None or is_uniform(value):
+                continue
+            if self._permutation(value) is not None or not self._is_recomputed(item):
+                yield value
+            else:
+                yield from self._leaves(item.operands())
+
+    def _permutation(self, value: Value) -> AffineMap | None:
+        if not isinstance(value.type, ScalarType) or value in self._moved:
+            return None
+        made = self.tables.permutation(value, value in self._lanes)
+        return None if made is None or made.is_identity else made
+
+    # What each segment writes
+
+    def _fill(self) -> None:
+        for phase in reversed(self.phases):
+            for segment in reversed(phase.segments):
+                needed: set[Op] = set()
+                for item in segment.assigned:
+                    if _has_effect(item) or segment.kept.intersection(item.results):
+                        self._need(item, phase, segment, needed)
+                segment.ops = sorted(needed, key=self._order.__getitem__)
+                if not segment.kept and not phase.once:
+                    segment.guard = _guard(segment.ops)
+        for phase in self.phases:
+            phase.segments = [segment for segment in phase.segments if segment.ops]
+        self.phases = [phase for phase in self.phases if phase.segments]
+
+    def _need(self, item: Op, phase: Phase, segment: Segment, needed: set[Op]) -> None:
+        if item in needed:
+            return
+        needed.add(item)
+        parts = [item, *(inner for block in item.blocks() for inner in walk(block))]
+        inside = {value for part in parts for value in part.results}
+        for value in (v for part in parts for v in part.operands() if v not in inside):
+            source = self._defined.get(value)
+            if source is None or is_uniform(value) or source not in self._order:
+                continue
+            known = self._permutation(value)
+            if known is not None:
+                segment.permuted[value] = known
+            elif self._is_recomputed(source) or self._home[value][1] is segment:
+                self._need(source, phase, segment, needed)
+            if known is None and not self._is_recomputed(source):
+                self._keep(value, phase, segment, item)
+
+    def _keep(self, value: Value, phase: Phase, segment: Segment, user: Op) -> None:
+        home_phase, home = self._home[value]
+        shuffled = isinstance(user, Shuffle) and value is user.src
+        if home is segment and not shuffled:
+            return
+        home.kept.add(value)
+        near = home_phase is phase and phase.grouped
+        (self._over_lanes if near else self._over_threads).add(value)
+
+
+def _runs_once(item: Op) -> bool:
+    """Computes only values that are the same in every thread, and changes nothing."""
+    parts = [item, *(inner for block in item.blocks() for inner in walk(block))]
+    return not isinstance(item, ThreadgroupAlloc) and all(
+        not part.effect & (Effect.WRITE | Effect.CONVERGENT)
+        and not isinstance(part, ThreadgroupLoad)
+        and all(is_uniform(value) for value in (*part.operands(), *part.results))
+        for part in parts
+    )
+
+
+def _has_effect(item: Op) -> bool:
+    parts = [item, *(inner for block in item.blocks() for inner in walk(block))]
+    return any(bool(part.effect & Effect.WRITE) for part in parts)
+
+
+def _accesses(ops: Iterable[Op]) -> tuple[set[Value], set[Value]]:
+    """Memory read and written that others may write or read: threadgroup arrays and outputs."""
+    reads: set[Value] = set()
+    writes: set[Value] = set()
+    for item in ops:
+        for part in (item, *(inner for block in item.blocks() for inner in walk(block))):
+            if isinstance(part, ThreadgroupLoad):
+                reads.add(part.buffer)
+            elif isinstance(part, ThreadgroupStore | Store):
+                writes.add(part.buffer)
+    return reads, writes
+
+
+def _guard(ops: Iterable[Op]) -> Value | None:
+    """The uniform mask under which a loop does anything at all."""
+    masks: set[Value | None] = set()
+    for item in ops:
+        if isinstance(item, Store):
+            masks.add(item.mask)
+        elif isinstance(item, ThreadgroupStore | If):
+            return None
+    if len(masks) != 1:
+        return None
+    (mask,) = masks
+    return mask if mask is not None and is_uniform(mask) else None
