@@ -330,9 +330,13 @@ def _grouped(coefficients: Sequence[int]) -> dict[tuple[int, int], int]:
 def _groups(coefficients: Sequence[int]) -> tuple[Part, ...]:
     parts = []
     for (shift, factor), mask in _grouped(coefficients).items():
-        # A multiplication takes the left shift along.
-        merged = factor > 1 and shift > 0
-        parts.append(Part(mask, 0, factor << shift) if merged else Part(mask, shift, factor))
+        if factor > 1:
+            # A multiplication takes a left shift along, so a right shift may drop all low bits.
+            lowest = (mask & -mask).bit_length() - 1
+            right = 0 if shift >= 0 else lowest
+            parts.append(Part(mask, -right, factor << shift + right))
+        else:
+            parts.append(Part(mask, shift, factor))
     return tuple(parts)
 
 
