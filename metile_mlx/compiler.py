@@ -58,7 +58,7 @@ STEPS = (
     Step(_common, Stage.THREAD),
     Step(_dead, Stage.THREAD),
 )
-EMITTERS = {"msl": emit_msl, "cpp": emit_cpp}
+EMITTERS: dict[str, Callable[[Func, Context], KernelSource]] = {"msl": emit_msl, "cpp": emit_cpp}
 
 
 def lower(func: Func, ctx: Context, until: Stage = Stage.THREAD) -> Func:

@@ -43,8 +43,8 @@ def empty(shape: int | Sequence[int], dtype: Any) -> Empty:
     Raises:
         LaunchError: a negative extent, or a dtype no kernel can write.
     """
-    extents = (shape,) if isinstance(shape, int) else tuple(shape)
-    if any(not isinstance(extent, int) or extent < 0 for extent in extents):
+    extents: tuple[Any, ...] = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(type(extent) is not int or extent < 0 for extent in extents):
         raise LaunchError(f"[empty] shape is {shape!r}; expected non-negative integers")
     if isinstance(dtype, DType):
         return Empty(extents, mlx_dtypes()[dtype])
@@ -292,10 +292,10 @@ class Dispatch:
         return report
 
     def _arity_message(self, given: int) -> str:
-        names = ", ".join(
-            argument.name
-            for argument in sorted([*self._arrays, *self._scalars], key=lambda a: a.position)
-        )
+        named = {a.position: a.name for a in self._arrays} | {
+            s.position: s.name for s in self._scalars
+        }
+        names = ", ".join(named[position] for position in sorted(named))
         return (
             f"[{self._specialisation.func.name}] {given} arguments given; this dispatch takes "
             f"{self._arity}: {names}"

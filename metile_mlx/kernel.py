@@ -12,8 +12,9 @@ from metile_mlx.context import Schedule
 from metile_mlx.dispatch import ArrayArgument, Dispatch, Empty, Options, ScalarArgument, own_dtype
 from metile_mlx.dtypes import bool_, f32, i32
 from metile_mlx.errors import CompileError, LaunchError
-from metile_mlx.frontend.definition import MISSING, Definition, Parameter
-from metile_mlx.frontend.values import ArraySpec, ScalarSpec
+from metile_mlx.frontend.definition import Definition, Parameter
+from metile_mlx.frontend.usage import array_params
+from metile_mlx.frontend.values import MISSING, ArraySpec, ScalarSpec
 from metile_mlx.runtime import export
 from metile_mlx.runtime.backend import Backend, Grid, Place, choose
 from metile_mlx.runtime.backends import BACKENDS
@@ -170,7 +171,7 @@ class Kernel:
 
     def _array_spec(self, name: str, value: Any) -> Spec:
         dtype = own_dtype(value.dtype, f"{self.definition.name}: {name}")
-        if isinstance(value, Empty) or name in self.definition.array_params:
+        if isinstance(value, Empty) or name in array_params(self.definition):
             return ArraySpec(dtype)
         if value.size != 1:
             raise LaunchError(
@@ -315,8 +316,8 @@ def _backend(name: str | None, stream: Place, compile_only: bool) -> Backend:
 
 
 def _checked_grid(name: str, grid: int | Sequence[int]) -> Grid:
-    extents = (grid,) if isinstance(grid, int) else tuple(grid)
-    legal = all(isinstance(e, int) and 0 <= e < 2**31 for e in extents)
+    extents: tuple[Any, ...] = (grid,) if isinstance(grid, int) else tuple(grid)
+    legal = all(type(e) is int and 0 <= e < 2**31 for e in extents)
     if not 1 <= len(extents) <= 3 or not legal:
         raise LaunchError(
             f"[{name}] grid is {grid!r}; expected one to three integers of 0 to {2**31 - 1}: the "

@@ -13,7 +13,7 @@ def reference_launch(request: Request) -> Launch:
     """The launch as a graph of MLX operations."""
     outputs = {out.param: (out.shape, out.dtype) for out in request.outputs}
 
-    def launch(arrays: Sequence[mx.array]) -> list[mx.array]:
+    def launch(arrays: Sequence[mx.array]) -> Sequence[mx.array]:
         named = dict(zip(request.inputs, arrays, strict=True))
         made = evaluate(
             request.func, named, request.scalars, outputs, request.grid, stream=request.stream
@@ -42,7 +42,7 @@ class ReferenceTransforms:
         """Cotangents of `primals[i] for i in argnums`."""
         floats = [i for i in argnums if mx.issubdtype(primals[i].dtype, mx.floating)]
 
-        def forward(*chosen: mx.array) -> list[mx.array]:
+        def forward(*chosen: mx.array) -> Sequence[mx.array]:
             return self._launch(_placed(primals, floats, chosen))
 
         found: dict[int, mx.array] = {}
@@ -61,7 +61,7 @@ class ReferenceTransforms:
         floats = [i for i in argnums if mx.issubdtype(primals[i].dtype, mx.floating)]
         by_index = dict(zip(argnums, tangents, strict=True))
 
-        def forward(*chosen: mx.array) -> list[mx.array]:
+        def forward(*chosen: mx.array) -> Sequence[mx.array]:
             return self._launch(_placed(primals, floats, chosen))
 
         if not floats:
@@ -98,7 +98,7 @@ def with_gradient(launch: Launch, request: Request) -> Launch:
 
     wrapped.vjp(vjp)
     wrapped.jvp(jvp)
-    return lambda arrays: wrapped(*arrays)
+    return lambda arrays: _flat(wrapped(*arrays))
 
 
 def _flat(tree: object) -> list[mx.array]:

@@ -10,7 +10,7 @@ from metile_mlx.emit.naming import input_passing, unique_name
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.runtime import batching, cpu, export, metal
 from metile_mlx.runtime.autodiff import ReferenceTransforms, reference_launch, with_gradient
-from metile_mlx.runtime.backend import Backend, Launch, Output, Request
+from metile_mlx.runtime.backend import Backend, Launch, Output, Request, Scalar
 from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.runtime.optional import MLX_MISSING, mx
 from metile_mlx.target import CPU, METAL, Target
@@ -109,9 +109,7 @@ def metal_inputs(request: Request, arrays: Sequence[mx.array]) -> list[mx.array]
     """Arrays and scalars in the order of the signature."""
     given = dict(zip(request.inputs, arrays, strict=True))
     return [
-        _scalar_array(
-            type(request.scalars[arg.param]), repr(request.scalars[arg.param]), arg.dtype.name
-        )
+        _scalar_array(repr(request.scalars[arg.param]), arg.dtype.name)
         if arg.is_scalar
         else given[arg.param]
         for arg in _text(request).inputs
@@ -147,9 +145,11 @@ def _size(shape: tuple[int, ...]) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _scalar_array(kind: type, text: str, dtype: str) -> mx.array:
+def _scalar_array(text: str, dtype: str) -> mx.array:
     """A runtime scalar as MLX binds it; equal scalars share one array."""
-    value = kind(text) if kind is not bool else text == "True"
+    value: Scalar = text == "True" if dtype == "bool" else float(text)
+    if dtype == "i32":
+        value = int(text)
     by_name = {ours.name: theirs for ours, theirs in mlx_dtypes().items()}
     return mx.array([value], dtype=by_name[dtype])
 
