@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from metile_mlx import config
 from metile_mlx.dtypes import DType
@@ -19,8 +19,9 @@ from metile_mlx.target import Target
 Grid = tuple[int, int, int]
 Scalar = int | float | bool
 # Lazy outputs of one launch, in the order of `Request.outputs`.
-Launch = Callable[[Sequence[mx.array]], Sequence[mx.array]]
-Place = mx.Stream | mx.Device | None
+# Both are texts: without mlx there is nothing to evaluate, and kernels still compile and print.
+Launch: TypeAlias = "Callable[[Sequence[mx.array]], Sequence[mx.array]]"
+Place: TypeAlias = "mx.Stream | mx.Device | None"
 
 
 @dataclass(frozen=True)
