@@ -71,7 +71,13 @@ class CacheState:
 
 @dataclass(frozen=True)
 class DefaultBackend:
-    """The backend of a call that names none; `error` is set where such a call would raise."""
+    """The backend of a call that names none.
+
+    Attributes:
+        name: empty where no backend can run.
+        reason: why this one.
+        error: set where the environment asks for what can't run.
+    """
 
     name: str
     reason: str
@@ -136,11 +142,14 @@ def _default(states: Sequence[BackendState]) -> DefaultBackend:
     except MetileError as error:
         return DefaultBackend("", "", str(error))
     why = f"METILE_BACKEND={name}" if named else f"MLX's default device is {_device()}"
-    reason = next(state.reason for state in states if state.name == name)
+    reasons = {state.name: state.reason for state in states}
+    reason = reasons[name]
     if not reason:
         return DefaultBackend(name, why, "")
     if named:
         return DefaultBackend("", why, f"METILE_BACKEND={name}, which can't run here: {reason}")
+    if reasons["reference"]:
+        return DefaultBackend("", f"no backend can run here: {reasons['reference']}", "")
     return DefaultBackend("reference", f"{why}, and {name} can't run here", "")
 
 
@@ -284,7 +293,7 @@ def render(diagnosis: Diagnosis) -> str:
     lines.append(
         f"default backend: none: {default.error}"
         if default.error
-        else f"default backend: {default.name}, because {default.reason}"
+        else f"default backend: {default.name or 'none'}, because {default.reason}"
     )
     _section(
         lines,

@@ -58,6 +58,17 @@ def test_absent_backends_are_no_failure_and_reference_takes_over() -> None:
     assert "cpu can't run here" in found.default.reason
 
 
+def test_machine_without_any_backend_says_why() -> None:
+    """F29: without mlx nothing runs, and the doctor still does."""
+    missing = "mlx is not installed"
+    found = doctor.examine(fakes(metal=missing, cpu=missing, reference=missing))
+    assert found.ok
+    assert found.default.name == ""
+    assert f"default backend: none, because no backend can run here: {missing}" in doctor.render(
+        found
+    )
+
+
 def test_backend_of_the_environment_that_cannot_run_is_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
