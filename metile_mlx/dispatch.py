@@ -153,6 +153,27 @@ class Dispatch:
         made = launch(arrays)
         return made[0] if self._single else tuple(made)
 
+    def unchecked(self, *scalars: Scalar) -> Launch:
+        """The bare launch, to measure what a call adds to it.
+
+        Args:
+            scalars: all of them, in order; they are checked here, once.
+
+        Returns:
+            A function of the list of arrays that are read, in parameter order, which returns the
+            list of lazy outputs and leaves out the checks of a call.
+
+        Raises:
+            LaunchError: scalars that do not fit.
+        """
+        if len(scalars) != len(self._scalars):
+            raise LaunchError(
+                f"[{self._specialisation.func.name}] {len(scalars)} scalars given; this dispatch "
+                f"takes {len(self._scalars)}"
+            )
+        self._check_scalars(scalars)
+        return self._backend.bind(self._request(scalars, self._backend.target))
+
     def inputs(self, arguments: Sequence[Any]) -> list[Any]:
         """The arrays that are read, of all runtime arguments."""
         return [arguments[i] for i in self._input_positions]
