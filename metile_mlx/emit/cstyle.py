@@ -93,8 +93,6 @@ class CStyle(ABC):
             self.name(param)
         self._inputs = [self._names[param] for param in func.params if not is_output(param)]
         self._results: list[tuple[Value, ...]] = []
-        # A mask that holds wherever the lines now being written run.
-        self.guard: Value | None = None
 
     # Names
 
@@ -239,7 +237,7 @@ class CStyle(ABC):
     def store_row(self, item: Store) -> None:
         """`buffer[index] = value;`, guarded by the mask."""
         text = f"{self.name(item.buffer)}[{self.operand(item.index)}] = {self.operand(item.value)};"
-        mask = None if item.mask is self.guard else item.mask
+        mask = item.mask
         self.line(text if mask is None else f"if ({self.operand(mask)}) {{ {text} }}")
 
     def threadgroup_store_row(self, item: ThreadgroupStore) -> None:
@@ -272,7 +270,7 @@ def load(emitter: CStyle, item: Load) -> str:
     assert isinstance(item.buffer.type, PointerType)
     text = f"{emitter.name(item.buffer)}[{emitter.operand(item.index)}]"
     text = emitter.buffer_value(text, item.buffer.type.dtype)
-    if item.mask is None or item.fill is None or item.mask is emitter.guard:
+    if item.mask is None or item.fill is None:
         return text
     return f"{emitter.operand(item.mask)} ? {text} : {emitter.operand(item.fill)}"
 

@@ -21,11 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from metile_mlx.emit.exchange import ThreadTables, is_cheap, is_uniform
+from metile_mlx.emit.thread_tables import ThreadTables, is_cheap, is_uniform
 from metile_mlx.ir.core import Effect, Func, Op, Value, definitions, walk
 from metile_mlx.ir.metal import (
     Barrier,
-    If,
     Load,
     Shuffle,
     Store,
@@ -49,14 +48,12 @@ class Segment:
         ops: all to be written, in program order; filled in by the plan.
         permuted: values written as permutations of the thread index.
         kept: values to be put into arrays.
-        guard: a uniform mask of every store, tested once around the loop.
     """
 
     assigned: list[Op] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     permuted: dict[Value, AffineMap] = field(default_factory=dict)
     kept: set[Value] = field(default_factory=set)
-    guard: Value | None = None
 
 
 @dataclass
@@ -193,8 +190,6 @@ class Plan:
                     if _has_effect(item) or segment.kept.intersection(item.results):
                         self._need(item, phase, segment, needed)
                 segment.ops = sorted(needed, key=self._order.__getitem__)
-                if not segment.kept and not phase.once:
-                    segment.guard = _guard(segment.ops)
         for phase in self.phases:
             phase.segments = [segment for segment in phase.segments if segment.ops]
         self.phases = [phase for phase in self.phases if phase.segments]
@@ -254,17 +249,3 @@ def _accesses(ops: Iterable[Op]) -> tuple[set[Value], set[Value]]:
             elif isinstance(part, ThreadgroupStore | Store):
                 writes.add(part.buffer)
     return reads, writes
-
-
-def _guard(ops: Iterable[Op]) -> Value | None:
-    """The uniform mask under which a loop does anything at all."""
-    masks: set[Value | None] = set()
-    for item in ops:
-        if isinstance(item, Store):
-            masks.add(item.mask)
-        elif isinstance(item, ThreadgroupStore | If):
-            return None
-    if len(masks) != 1:
-        return None
-    (mask,) = masks
-    return mask if mask is not None and is_uniform(mask) else None
