@@ -239,12 +239,17 @@ def _planned_events(func: Func) -> list[Event]:
 def _compare(expected: list[Event], found: list[Event]) -> list[Finding]:
     """Both do the same in the same order; a load whose value nobody uses may have gone."""
     position = 0
+    gone: Event | None = None
     for event in expected:
         here = found[position] if position < len(found) else None
         if here is not None and event.matches(here):
-            position += 1
-        elif event.kind != "load":
-            return [_difference(event, here)]
+            position, gone = position + 1, None
+        elif event.kind == "load":
+            gone = event
+        else:
+            # A load in the place of one that has gone is that one, done wrongly.
+            wrong = gone if here is not None and here.kind == "load" else None
+            return [_difference(wrong or event, here)]
     if position < len(found):
         return [Finding(found[position].op, "no such communication in the program before")]
     return []
