@@ -49,6 +49,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from metile_mlx.dtypes import i32, u32
@@ -289,7 +290,8 @@ class Part:
         return self.needs_mask(width) + (self.shift != 0) + (self.factor != 1)
 
 
-def plan(coefficients: Sequence[int]) -> tuple[Part, ...]:
+@lru_cache(1024)
+def plan(coefficients: tuple[int, ...]) -> tuple[Part, ...]:
     """Parts that sum to the form with these coefficients, none negative, in few operations."""
     width = len(coefficients)
     grouped = _groups(coefficients)

@@ -64,6 +64,11 @@ class Ranges:
         """
         return self._known.get(value) or full(element(value))
 
+    def point(self, value: Value) -> int | None:
+        """The only integer (bools are 0 and 1) that `value` can be, None if several or a float."""
+        known = self._known.get(value)
+        return None if known is None else known.point
+
     def record(self, item: Op) -> None:
         """Work out the results of `item`; its operands, and ops in its blocks, come first."""
         rule = _RULES.get(type(item))

@@ -15,7 +15,7 @@ from metile_mlx.dtypes import DType, Kind, i32, u32
 from metile_mlx.errors import Loc
 from metile_mlx.ir import metal
 from metile_mlx.ir.arith import BinaryKind, CompareKind, UnaryKind, element
-from metile_mlx.ir.core import Block, Builder, Effect, Op, Value
+from metile_mlx.ir.core import NOWHERE, Block, Builder, Effect, Op, Value
 from metile_mlx.ir.types import ScalarType
 
 WRAPPING = (BinaryKind.ADD, BinaryKind.SUB, BinaryKind.MUL)
@@ -33,13 +33,18 @@ _COMMUTATIVE = (BinaryKind.ADD, BinaryKind.MUL, BinaryKind.AND, BinaryKind.OR, B
 
 
 class LaneBuilder:
-    """A Builder of metal ops for a threadgroup of `threads` threads, a power of two."""
+    """A Builder of metal ops for a threadgroup of `threads` threads, a power of two.
 
-    def __init__(self, threads: int) -> None:
+    Ops built outside `at` belong to `loc`.
+    """
+
+    def __init__(self, threads: int, loc: Loc = NOWHERE) -> None:
         self.threads = threads
         self.ranges = Ranges(threads)
         self.forms = Forms(threads)
-        self._builder = Builder()
+        self._builder = Builder(loc)
+        # Integer constants that are in scope.
+        self._integers: dict[tuple[int, str], Value] = {}
         self.thread = self.add(metal.ThreadIndex(), "thread")
 
     @contextmanager
@@ -57,8 +62,9 @@ class LaneBuilder:
     def inside(self, builder: Builder) -> Iterator[None]:
         """Ops built meanwhile go to `builder`."""
         outer, self._builder = self._builder, builder
+        in_scope, self._integers = self._integers, dict(self._integers)
         yield
-        self._builder = outer
+        self._builder, self._integers = outer, in_scope
 
     def finish(self) -> Block:
         """The block of everything built."""
@@ -82,9 +88,7 @@ class LaneBuilder:
 
     def number(self, value: Value) -> int | None:
         """The integer (bools are 0 and 1) that `value` always is, else None."""
-        if element(value).kind is Kind.FLOAT:
-            return None
-        return self.ranges.of(value).point
+        return self.ranges.point(value)
 
     def is_uniform(self, value: Value) -> bool:
         """Whether all threads hold the same."""
@@ -92,8 +96,13 @@ class LaneBuilder:
 
     def constant(self, value: int | float | bool, dtype: DType, name: str = "") -> Value:
         """A literal."""
-        convert = {Kind.FLOAT: float, Kind.BOOL: bool}.get(dtype.kind, int)
-        return self.add(metal.Constant(convert(value), dtype), name)
+        if dtype.kind is Kind.FLOAT:
+            return self.add(metal.Constant(float(value), dtype), name)
+        key = (int(value), dtype.name)
+        if name or key not in self._integers:
+            exact = bool(value) if dtype.kind is Kind.BOOL else int(value)
+            self._integers[key] = self.add(metal.Constant(exact, dtype), name)
+        return self._integers[key]
 
     def binary(self, kind: BinaryKind, lhs: Value, rhs: Value, name: str = "") -> Value:
         """lhs `kind` rhs."""
@@ -111,6 +120,8 @@ class LaneBuilder:
 
     def with_number(self, kind: BinaryKind, lhs: Value, rhs: int) -> Value:
         """lhs `kind` a constant of its dtype."""
+        if rhs == _NEUTRAL.get(kind):
+            return lhs
         return self.binary(kind, lhs, self.constant(rhs, element(lhs)))
 
     def unary(self, kind: UnaryKind, src: Value, name: str = "") -> Value:
@@ -169,7 +180,7 @@ class LaneBuilder:
         narrow = u32 if sum(coefficients) <= u32.max else dtype
         thread = self.cast(self.thread, narrow)
         thread = self.with_number(BinaryKind.XOR, thread, flip)
-        parts = [self._part(thread, part) for part in plan(coefficients)]
+        parts = [self._part(thread, part) for part in plan(tuple(coefficients))]
         return self.cast(self.total(parts, narrow), dtype)
 
     def thread_map(self, columns: Sequence[int], constant: int) -> Value:

@@ -46,7 +46,7 @@ class Lowering:
         self.func = func
         self.ctx = ctx
         self.rules = rules
-        self.b = LaneBuilder(func.threads)
+        self.b = LaneBuilder(func.threads, func.loc)
         self.slots: dict[Value, Slots] = {}
         self.views: dict[Value, View] = {}
         self.pointers: dict[Value, Pointers] = {}

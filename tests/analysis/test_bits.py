@@ -186,7 +186,7 @@ def test_every_layout_with_its_xor_constant_is_a_form(layout: ThreadLayout) -> N
 
 @given(st.lists(st.integers(0, 2**40), min_size=WIDTH, max_size=WIDTH))
 def test_a_plan_sums_to_its_coefficients(coefficients: list[int]) -> None:
-    parts = plan(coefficients)
+    parts = plan(tuple(coefficients))
     threads = np.arange(THREADS)
     expected = sum(c * (threads >> b & 1) for b, c in enumerate(coefficients))
     assert parts_of(parts, threads).tolist() == np.broadcast_to(expected, THREADS).tolist()
