@@ -49,13 +49,11 @@ class Tensors:
         params: which array each tensor value views.
         access: the access each array is declared with.
         stored: where each array was stored to.
-        first_access: where memory was first touched; declarations come before it.
     """
 
     params: dict[Value, Value] = field(default_factory=dict)
     access: dict[Value, str] = field(default_factory=dict)
     stored: dict[Value, Loc] = field(default_factory=dict)
-    first_access: Loc | None = None
 
 
 class Build:

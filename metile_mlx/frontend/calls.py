@@ -86,7 +86,7 @@ def _value_attribute(base: Value, name: str) -> object:
         return base.type.shape
     surface = SURFACES.get(type(base.type), object)
     stub = vars(surface).get(name)
-    if stub in RULES:
+    if _is_rule(stub):
         return Bound(stub, base)
     methods = [key for key, item in vars(surface).items() if _is_rule(item)]
     known = ", ".join(sorted([*methods, "dtype", *(["shape"] if surface is Tile else [])]))
@@ -124,7 +124,7 @@ def call_function(
         bound = _bind(callee.__name__, signature, args, kwargs)
         bound.apply_defaults()
         return Inline(callee, bound.arguments, loc)
-    rule = RULES.get(callee) if callable(callee) else None
+    rule = RULES.get(callee) if inspect.isfunction(callee) else None
     if rule is not None:
         if callee in HOST and _all_static(args, kwargs):
             return _on_host(callee, args, kwargs)

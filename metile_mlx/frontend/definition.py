@@ -43,6 +43,7 @@ class Parameter:
     default: object
     annotation: object
     loc: Loc
+    is_keyword_only: bool = False
 
 
 class Definition:
@@ -83,6 +84,12 @@ class Definition:
                     f"a kernel parameter can't be named {param.name!r}, a keyword of the call",
                     param.loc,
                     f"rename it; reserved are {', '.join(RESERVED)}",
+                )
+            if param.is_keyword_only and not param.is_constexpr:
+                raise CompileError(
+                    f"{param.name!r} is a keyword-only runtime parameter",
+                    param.loc,
+                    "put it before the `*`, or annotate it metile.constexpr",
                 )
         return made
 
@@ -151,7 +158,7 @@ def _parameters(fn: FunctionType, source: Source, names: Names) -> tuple[Paramet
     for arg, stars in ((args.vararg, "*"), (args.kwarg, "**")):
         if arg is not None:
             raise CompileError(
-                f"a kernel has a fixed number of parameters; {stars}{arg.arg} is not one",
+                f"{stars}{arg.arg}: a kernel has a fixed number of parameters",
                 source.loc(arg),
                 "name each parameter",
             )
@@ -166,17 +173,16 @@ def _parameters(fn: FunctionType, source: Source, names: Names) -> tuple[Paramet
         annotation = annotations.get(arg.arg, MISSING)
         if isinstance(annotation, str) or (annotation is MISSING and arg.annotation is not None):
             annotation = _resolve(arg.annotation, annotation, names)
-        loc = source.loc(arg)
-        param = Parameter(
-            arg.arg, annotation is constexpr, defaults.get(arg.arg, MISSING), annotation, loc
-        )
-        if arg in args.kwonlyargs and not param.is_constexpr:
-            raise CompileError(
-                f"{arg.arg!r} is a keyword-only runtime parameter",
-                loc,
-                "put it before the `*`, or annotate it metile.constexpr",
+        made.append(
+            Parameter(
+                arg.arg,
+                annotation is constexpr,
+                defaults.get(arg.arg, MISSING),
+                annotation,
+                source.loc(arg),
+                arg in args.kwonlyargs,
             )
-        made.append(param)
+        )
     return tuple(made)
 
 

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import is_
 from types import CellType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from metile_mlx.frontend.values import MISSING, as_constant, constant_key
 
-if TYPE_CHECKING:
-    from metile_mlx.frontend.definition import Definition
-
 PACKAGE = __name__.partition(".")[0]
+MISSINGS = repeat(MISSING)
 Snapshot = tuple[tuple[str, object], ...]
 
 
@@ -44,6 +42,16 @@ class Names:
         yield from self.globals
 
 
+class Reader(Protocol):
+    """A definition, as far as this module needs it."""
+
+    @property
+    def names(self) -> Names: ...
+
+    @property
+    def references(self) -> tuple[Reference, ...]: ...
+
+
 @dataclass(frozen=True)
 class _Plan:
     """How to read all outside values fast, what they were, and their snapshot."""
@@ -57,11 +65,14 @@ class _Plan:
     is_complete: bool
 
     def read(self) -> list[object]:
+        """Called at every kernel call: loops run in C, empty parts cost nothing."""
         found: list[object] = []
         for get, names in self.scopes:
-            found += map(get, names, repeat(MISSING))
-        found += [cell.cell_contents for cell in self.cells]
-        found += map(getattr, self.modules, self.attributes)
+            found += map(get, names, MISSINGS)
+        if self.cells:
+            found += [cell.cell_contents for cell in self.cells]
+        if self.modules:
+            found += map(getattr, self.modules, self.attributes)
         return found
 
 
@@ -72,9 +83,7 @@ class Environment:
     plan is replaced as a whole.
     """
 
-    def __init__(
-        self, definition: Definition, inlined: Callable[[object], Definition | None]
-    ) -> None:
+    def __init__(self, definition: Reader, inlined: Callable[[object], Reader | None]) -> None:
         self._definition = definition
         self._inlined = inlined
         self._plan: _Plan | None = None
@@ -101,7 +110,7 @@ class Environment:
         scopes: dict[int, tuple[dict[str, Any], list[str]]] = {}
         cells: list[CellType] = []
         members: list[tuple[ModuleType, str]] = []
-        snapshot: list[tuple[str, object]] = []
+        snapshot: dict[tuple[str, object], None] = {}
         seen = {id(self._definition)}
         queue = [self._definition]
         is_complete = True
@@ -118,7 +127,7 @@ class Environment:
                     value = getattr(value, attribute, MISSING)
                 is_global = reference.root not in definition.names.cells
                 is_complete &= value is not MISSING or (is_global and label == reference.root)
-                snapshot.append((label, constant_key(as_constant(value))))
+                snapshot.setdefault((label, constant_key(as_constant(value))))
                 inner = self._inlined(value)
                 if inner is not None and id(inner) not in seen:
                     seen.add(id(inner))

@@ -10,10 +10,10 @@ LONGEST = 30
 
 
 def constant_name(value: Number) -> str:
-    """`c8`, `c_neg1`, `c0_5`; True and False as `true` and `false`."""
+    """`c8`, `c_neg1`, `c0_5`, `c2` for 2.0; True and False as `true` and `false`."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    text = repr(value).replace("-", "neg").replace("+", "").replace(".", "_")
+    text = repr(value).removesuffix(".0").replace("-", "neg").replace("+", "").replace(".", "_")
     return f"c{'' if text[0].isdigit() else '_'}{text}"
 
 
@@ -27,7 +27,7 @@ def part(value: Value) -> str:
 
 def infix(word: str, lhs: Value, rhs: Value) -> str:
     """`a_plus_b`, or `plus` when that gets long."""
-    return _capped(f"{part(lhs)}_{word}_{part(rhs)}", word)
+    return _capped(f"{lhs.name}_{word}_{part(rhs)}", word)
 
 
 def prefix(word: str, *operands: Value) -> str:

@@ -289,9 +289,15 @@ class Statements(Expressions):
             raise CompileError(
                 f"recursion: {path}", call.loc, "write it as a loop over range(constexpr)"
             )
-        body = Statements(
-            self.build, function.definition, dict(call.arguments), (*self.stack, function)
-        )
+        names = {name: as_constant(value) for name, value in call.arguments.items()}
+        for param in function.definition.params:
+            if param.is_constexpr and not is_static(names[param.name]):
+                raise CompileError(
+                    f"[{function.__name__}] {param.name} is {describe(names[param.name])}, "
+                    "expected a compile-time constant",
+                    call.loc,
+                )
+        body = Statements(self.build, function.definition, names, (*self.stack, function))
         body._outer_branches = self.build.branches
         try:
             body.run(function.definition.source.node.body)

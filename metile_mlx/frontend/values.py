@@ -30,9 +30,13 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class ScalarSpec:
-    """What a specialisation knows of a runtime scalar: i32, f32 or bool, never its value."""
+    """What a specialisation knows of a runtime scalar: i32, f32 or bool, never its value.
+
+    `lazy`: it comes as an MLX array, so that the host does not know its value either (SPEC X10).
+    """
 
     dtype: DType
+    lazy: bool = False
 
 
 @dataclass(frozen=True)

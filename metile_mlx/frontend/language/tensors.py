@@ -140,7 +140,7 @@ def tensor(
 
     Raises:
         CompileError: not an array parameter; an extent computed in the kernel; inside a loop or a
-            runtime branch, or after a load or store; another access than an earlier view's.
+            runtime branch; another access than an earlier view's.
     """
     raise outside("tensor")
 
@@ -174,17 +174,11 @@ def _tensor(build: Build, param: object, shape: object, strides: object, access:
 
 
 def _check_entry(build: Build) -> None:
-    first = build.tensors.first_access
     if build.loops or build.branches:
         where = "a loop" if build.loops else "a runtime `if`"
         raise build.error(
             f"declared inside {where}; tensors are declared at kernel entry",
             hint="move the declaration to the top of the kernel",
-        )
-    if first is not None:
-        raise build.error(
-            f"declared after the access in line {first.line}; tensors are declared at kernel entry",
-            hint="move the declaration above the first load or store",
         )
 
 
@@ -198,8 +192,10 @@ def _extents(build: Build, extents: object, argument: str) -> tuple[Value | int,
         if isinstance(part, Value) and is_parameter and part.type == ScalarType(i32):
             made.append(part)
         elif isinstance(part, int) and not isinstance(part, bool):
-            if part < 0 and argument == "shape":
-                raise build.error(f"an entry of shape is {part}, expected at least 0", argument)
+            if part < 0:
+                raise build.error(
+                    f"an entry of {argument} is {part}, expected at least 0", argument
+                )
             made.append(part)
         else:
             raise build.error(
@@ -244,7 +240,6 @@ def _load(build: Build, self: Value, indices: object, mask: object, fill: object
     # The fill the user left out is no constant of the program (SPEC K2).
     filling = _fill(build, fill, type_.dtype) if "fill" in build.call.arguments else None
     item = tile.Load(self, _indices(build, self, indices), _mask(build, mask), filling)
-    build.tensors.first_access = build.tensors.first_access or build.call.loc
     return build.add(item, f"{self.name}_load")
 
 
@@ -259,7 +254,6 @@ def _store(build: Build, self: Value, indices: object, value: object, mask: obje
         )
     where = _indices(build, self, indices)
     build.run(tile.Store(self, where, _stored(build, self, value), _mask(build, mask)))
-    build.tensors.first_access = build.tensors.first_access or build.call.loc
     build.tensors.stored.setdefault(build.tensors.params[self], build.call.loc)
 
 
