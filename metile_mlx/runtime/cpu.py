@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from metile_mlx import config
 from metile_mlx.dtypes import MLX_NAMES, DType
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.errors import BackendError, CompileError, LaunchError
@@ -37,6 +38,12 @@ def available() -> str | None:
 
     The first call on a machine builds a module, which takes seconds.
     """
+    return _available(config.compiler(), str(config.cache_dir()))
+
+
+@functools.cache
+def _available(_compiler: str | None, _folder: str) -> str | None:
+    """Answered once for each setting it depends on: a build that fails takes seconds too."""
     try:
         cpu_module.load(toolchain.find())
     except BackendError as error:
@@ -202,8 +209,15 @@ def _build_group(group: dict[str, KernelSource], chain: Toolchain, module: CpuMo
         if all(key in _kernels for key in group):
             return
         path = _shared_object(name, group, chain)
-        for key, source in group.items():
-            _kernels.setdefault(key, _load(path, key, source, module))
+        try:
+            loaded = {key: _load(path, key, source, module) for key, source in group.items()}
+        except RuntimeError:
+            # A damaged file, of a full disk for example: made anew, once.
+            path.unlink(missing_ok=True)
+            path = _shared_object(name, group, chain)
+            loaded = {key: _load(path, key, source, module) for key, source in group.items()}
+        for key, kernel in loaded.items():
+            _kernels.setdefault(key, kernel)
 
 
 def _shared_object(name: str, group: dict[str, KernelSource], chain: Toolchain) -> Path:

@@ -105,7 +105,11 @@ def _import(path: Path) -> CpuModule:
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
     except ImportError as error:
-        raise BackendError(f"the module of the cpu backend can't be imported: {error}") from error
+        raise BackendError(
+            f"the module of the cpu backend can't be imported: {error}",
+            hint=f"if {path} is damaged or on a file system without execution, remove it or set "
+            "METILE_CACHE_DIR",
+        ) from error
     return cast(CpuModule, module)
 
 

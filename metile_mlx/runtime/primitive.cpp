@@ -1,5 +1,5 @@
-// The Python binding of the cpu backend: `Kernel` is a loaded function; `bind` fixes all that is the
-// same in every call of it, so that a call only converts its arguments and makes lazy arrays.
+// The Python binding of the cpu backend: `Kernel` is a loaded function; `bind` fixes all that is
+// equal in every call of it, so that a call only converts its arguments and makes lazy arrays.
 //
 // Compiled on the user's machine against the headers of the installed MLX (SPEC X4).
 
@@ -8,7 +8,6 @@
 #include <dlfcn.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 
@@ -212,6 +211,20 @@ std::vector<metile_scalar> convert_scalars(const Kernel& kernel, nb::handle give
   return scalars;
 }
 
+mx::Device::DeviceType device_of(const mx::StreamOrDevice& stream) {
+  if (const auto* one = std::get_if<mx::Stream>(&stream)) {
+    return one->device.type;
+  }
+  if (const auto* one = std::get_if<mx::ThreadLocalStream>(&stream)) {
+    return one->device.type;
+  }
+  if (const auto* one = std::get_if<mx::Device>(&stream)) {
+    return one->type;
+  }
+  const auto* type = std::get_if<mx::Device::DeviceType>(&stream);
+  return type ? *type : mx::Device::cpu;
+}
+
 mx::Stream stream_of(const Bound& bound) {
   if (std::holds_alternative<std::monostate>(bound.stream)) {
     return mx::default_stream(mx::Device::cpu);
@@ -255,8 +268,14 @@ nb::object call(const std::shared_ptr<const Bound>& bound, nb::handle arrays, nb
   return result;
 }
 
+// What Python holds. A shared_ptr that Python handed out would take the GIL when it is dropped, and
+// the stream's thread drops it last.
+struct KernelHandle {
+  std::shared_ptr<const Kernel> kernel;
+};
+
 nb::object bind(
-    std::shared_ptr<Kernel> kernel,
+    const KernelHandle& handle,
     std::vector<std::vector<int>> shapes,
     std::vector<mx::Dtype> dtypes,
     std::array<uint32_t, 3> grid,
@@ -265,7 +284,7 @@ nb::object bind(
     nb::object transforms,
     std::optional<std::vector<std::vector<int>>> input_shapes) {
   auto bound = std::make_shared<Bound>();
-  bound->kernel = std::move(kernel);
+  bound->kernel = handle.kernel;
   for (const auto& shape : shapes) {
     bound->shapes.emplace_back(shape.begin(), shape.end());
   }
@@ -282,11 +301,11 @@ nb::object bind(
       bound->input_shapes->emplace_back(shape.begin(), shape.end());
     }
   }
-  if (!std::holds_alternative<std::monostate>(stream) &&
-      mx::to_stream(stream).device != mx::Device::cpu) {
+  if (device_of(stream) != mx::Device::cpu) {
     raise(
         launch_error,
-        "kernel " + bound->kernel->name + " is compiled for the cpu backend; a GPU stream was given");
+        "kernel " + bound->kernel->name +
+            " is compiled for the cpu backend; a GPU stream was given");
   }
   return nb::cpp_function(
       [bound = std::shared_ptr<const Bound>(bound)](nb::handle arrays, nb::handle scalars) {
@@ -295,7 +314,7 @@ nb::object bind(
       nb::arg("inputs"), nb::arg("scalars"));
 }
 
-std::shared_ptr<Kernel> load(
+KernelHandle load(
     const std::string& path,
     const std::string& symbol,
     std::string name,
@@ -309,9 +328,9 @@ std::shared_ptr<Kernel> load(
     const char* why = dlerror();
     throw std::runtime_error(why ? why : "no such symbol: " + symbol);
   }
-  return std::make_shared<Kernel>(Kernel{
+  return {std::make_shared<const Kernel>(Kernel{
       std::move(name), reinterpret_cast<Entry>(entry), std::move(array_names),
-      std::move(array_dtypes), std::move(scalar_names), std::move(scalar_dtypes)});
+      std::move(array_dtypes), std::move(scalar_names), std::move(scalar_dtypes)})};
 }
 
 }  // namespace metile
@@ -320,7 +339,8 @@ NB_MODULE(metile_cpu_runtime, m) {
   nb::set_leak_warnings(false);  // arrays of the graph may outlive the interpreter
   nb::module_::import_("mlx.core");
   metile::ThreadPool::handle_forks();
-  nb::class_<metile::Kernel>(m, "Kernel").def_ro("name", &metile::Kernel::name);
+  nb::class_<metile::KernelHandle>(m, "Kernel")
+      .def_prop_ro("name", [](const metile::KernelHandle& k) { return k.kernel->name; });
   m.def("load", &metile::load);
   m.def(
       "bind", &metile::bind, nb::arg("kernel"), nb::arg("shapes"), nb::arg("dtypes"),

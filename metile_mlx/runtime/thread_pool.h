@@ -54,7 +54,8 @@ class ThreadPool {
       body(context, 0, total);
       return;
     }
-    const uint64_t first = std::max<uint64_t>(1, total / 64);
+    const uint64_t pieces = std::max<uint64_t>(64, uint64_t(size_) * 16);
+    const uint64_t first = std::max<uint64_t>(1, total / pieces);
     const auto start = Clock::now();
     body(context, 0, first);
     const double spent = std::chrono::duration<double>(Clock::now() - start).count();

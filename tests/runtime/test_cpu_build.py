@@ -61,6 +61,27 @@ def test_a_kernel_is_compiled_once_and_found_again(
     assert len(compilations) == 1
 
 
+def test_a_damaged_file_of_the_cache_is_made_anew(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = pointwise("damaged", "x[i] + 3.0f")
+    monkeypatch.setattr(cpu, "_kernels", {})
+
+    def publish(filename: str, build: Callable[[Path], Path]) -> Path:
+        path = original(filename, build)
+        if not damaged:
+            damaged.append(path)
+            path.write_bytes(path.read_bytes()[:100])
+        return path
+
+    toolchain.find()
+    damaged: list[Path] = []
+    original = cpu.cache.publish
+    monkeypatch.setattr(cpu.cache, "publish", publish)
+    assert result(cpu.build(source)) == [3, 4, 5, 6]
+    assert len(damaged) == 1
+
+
 def test_text_header_and_arguments_make_another_kernel_f02() -> None:
     source = pointwise("keyed", "x[i] + 1.0f")
     others = [

@@ -281,6 +281,8 @@ def test_wrong_arguments_are_launch_errors_x10(arrays, scalars, message: str) ->
         ({"shapes": []}, "has 1 outputs; given 0 shapes"),
         ({"dtypes": [f16]}, "output 'out' is compiled for f32, f16 given"),
         ({"init": [2]}, "output 'out' starts as 2"),
+        ({"stream": mx.gpu}, "kernel add is compiled for the cpu backend; a GPU stream was given"),
+        ({"stream": mx.Device(mx.gpu)}, "a GPU stream was given"),
     ],
 )
 def test_wrong_geometry_is_a_launch_error_x8(change: dict, message: str) -> None:

@@ -32,7 +32,7 @@ def double(x, **options):
 SLOW = kernel_source(
     "slow",
     "float value = x[program];"
-    "for (int i = 0; i < 20000; ++i) value = std::sin(value) + 1.0f; out[program] = value;",
+    "for (int i = 0; i < 4000; ++i) value = std::sin(value) + 1.0f; out[program] = value;",
     {"x": f32},
     {"out": f32},
 )
@@ -100,16 +100,18 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), slow().tolist() == exp
     assert output == "0 True\n"
 
 
-@pytest.mark.parametrize("how", ["", "sys.exit(0)", "del out, x"])
+@pytest.mark.parametrize("how", ["", "sys.exit(0)", "del out"])
 def test_exit_with_pending_work_is_clean(how: str) -> None:
+    """Launches end throughout the interpreter's shutdown, and what they hold is dropped there."""
     script(f"""
 class Transforms:
     pass
-x = mx.ones(256)
-out = cpu.build(SLOW).launch(
-    [x], [], [(256,)], [f32], (256,), [-1], transforms=Transforms()
-)[0]
-mx.async_eval(out)
+x = mx.ones(64)
+for _ in range(100):
+    out = cpu.build(SLOW).launch(
+        [x], [], [(64,)], [f32], (64,), [-1], transforms=Transforms()
+    )[0]
+    mx.async_eval(out)
 {how}
 """)
 
