@@ -10,6 +10,7 @@ from operator import is_
 from types import CellType, FunctionType, ModuleType
 from typing import Any, Protocol
 
+from metile_mlx.frontend.scope import Reference
 from metile_mlx.frontend.values import MISSING, as_constant, constant_key
 
 PACKAGE = __name__.partition(".")[0]

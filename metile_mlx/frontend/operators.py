@@ -66,6 +66,8 @@ def fold(function: Callable[..., object], *values: object) -> object:
     """Compute with Python constants; what Python raises becomes an error of the user's line."""
     try:
         return function(*values)
+    except ZeroDivisionError:
+        raise CompileError("division by zero in a compile-time expression") from None
     except (TypeError, ValueError, ArithmeticError, AttributeError, IndexError) as error:
         raise CompileError(f"{error} (in a compile-time expression)") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import subprocess
 import sys
 import textwrap
@@ -84,6 +85,18 @@ def test_kernel_without_source_text_says_what_to_do() -> None:
         "no source text for 'k' (<string>): kernels are translated from source\n"
         "hint: define it in a file or a notebook cell, not with exec or `python -c`"
     )
+
+
+def test_kernel_of_a_notebook_cell_is_read() -> None:
+    """A cell has no file; IPython hands its text to linecache."""
+    name = "<ipython-input-7-metile>"
+    text = "def k(x):\n    i = metile.arange(0, 32)\n"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    scope: dict[str, object] = {"metile": metile}
+    exec(compile(text, name, "exec"), scope)
+    op = tile_ir(scope["k"], "f32*").body.ops[-1]
+    assert str(op.loc) == f"{name}:2:9"
+    del linecache.cache[name]
 
 
 def test_kernel_of_python_c_says_what_to_do() -> None:

@@ -410,7 +410,7 @@ a constexpr or a runtime int parameter itself
 """,
     "constant division by zero": """\
     y = N // (N - 64)
-> k.py:6:9: error: integer division or modulo by zero (in a compile-time expression)
+> k.py:6:9: error: division by zero in a compile-time expression
 >       y = N // (N - 64)
 >           ^^^^^^^^^^^^^
 """,

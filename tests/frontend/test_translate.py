@@ -255,6 +255,26 @@ def test_runtime_if_merges_the_names_its_sides_assign() -> None:
     assert [value.name for value in outer.results] == ["total", "shift"]
 
 
+def nested(x, n):
+    value = 1
+    for step in range(2):
+        if n > step:
+            value = value * 2.5
+            if n == 7:
+                value = n
+                only_here = 1
+    i = metile.arange(0, 32)
+    metile.tensor(x, 32, access="write").store(i, metile.cast(i, metile.f32) + value)
+
+
+def test_numbers_of_both_sides_meet_in_one_dtype() -> None:
+    """SPEC K4, K5: int and float give f32; a name of one side is no error until it is used."""
+    func = tile_ir(nested, "f32*", "i32")
+    outer = [op for op in func.body.ops if isinstance(op, tile.If)]
+    assert [str(value.type) for op in outer for value in op.results] == ["f32", "f32"]
+    assert len([op for op in walk(func.body) if isinstance(op, tile.If)]) == 4
+
+
 def selected(x, n):
     i = metile.arange(0, 32)
     view = metile.tensor(x, shape=32, access="write")
