@@ -8,7 +8,7 @@ from typing import Any
 from metile_mlx.context import Context
 from metile_mlx.dtypes import bf16, bool_, f16, f32, i32, u32
 from metile_mlx.errors import CompileError, LayoutError, OwnershipError, UnsupportedError
-from metile_mlx.ir.core import Block, Func, Op, Value, definitions, walk
+from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.tile import Arange, Automatic, Convert, If, Select, Splat
 from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.layout.thread_layout import ThreadLayout
@@ -33,12 +33,13 @@ def infer_ownership(func: Func, ctx: Context) -> Func:
         UnsupportedError: several elements per thread; a construct of the automatic path.
         CompileError: a schedule or dtype that explicit ownership excludes (C1, C5, V3).
     """
-    statement = _first_statement(func)
+    ops = tuple(walk(func.body))
+    statement = _first_statement(ops)
     if statement is None:
-        _reject_automatic(func)
+        _reject_automatic(ops)
     else:
-        _check_explicit(func, statement, ctx)
-    threads = _check_sizes(func)
+        _check_explicit(ops, statement, ctx)
+    threads = _check_sizes(ops)
     owners = _Owners()
     body = owners.block(func.body)
     ctx.report.value_layouts.extend(owners.facts)
@@ -127,17 +128,17 @@ class _Owners:
         return f"{_layout(value)!r}{note}"
 
 
-def _first_statement(func: Func) -> Op | None:
+def _first_statement(ops: tuple[Op, ...]) -> Op | None:
     """The first op that states a layout: the program is explicit when there is one."""
-    for item in walk(func.body):
+    for item in ops:
         stated = isinstance(item, Arange | Splat) and item.layout is not None
         if stated or isinstance(item, Convert):
             return item
     return None
 
 
-def _reject_automatic(func: Func) -> None:
-    for item in walk(func.body):
+def _reject_automatic(ops: tuple[Op, ...]) -> None:
+    for item in ops:
         if isinstance(item, Automatic):
             raise UnsupportedError(
                 f"[{item.construct}] is not supported yet",
@@ -146,7 +147,7 @@ def _reject_automatic(func: Func) -> None:
             )
 
 
-def _check_explicit(func: Func, statement: Op, ctx: Context) -> None:
+def _check_explicit(ops: tuple[Op, ...], statement: Op, ctx: Context) -> None:
     """The limits of programs that state layouts (SPEC O4, O5, C1, V3)."""
     where = f"explicit thread layouts (one is stated in line {statement.loc.line})"
     if ctx.schedule.vector_width not in (None, 1):
@@ -155,10 +156,11 @@ def _check_explicit(func: Func, statement: Op, ctx: Context) -> None:
             statement.loc,
             "use vector_width=None, or 1 to turn grouping off",
         )
-    made_by = definitions(func)
-    for item in walk(func.body):
-        _check_broadcast(item, made_by)
-    for item in walk(func.body):
+    if any(isinstance(item, Automatic) for item in ops):
+        made_by = {value: item for item in ops for value in item.results}
+        for item in ops:
+            _check_broadcast(item, made_by)
+    for item in ops:
         if isinstance(item, Automatic):
             raise OwnershipError(
                 f"[{item.construct}] is not available beside {where}",
@@ -222,10 +224,10 @@ def _check_shape_and_dtype(item: Op) -> None:
             )
 
 
-def _check_sizes(func: Func) -> int:
+def _check_sizes(ops: tuple[Op, ...]) -> int:
     """The number of threads: every tile is legal and has the size of the first one (SPEC O5)."""
     first: Value | None = None
-    for item in walk(func.body):
+    for item in ops:
         for value in item.results:
             if not isinstance(value.type, TileType):
                 continue

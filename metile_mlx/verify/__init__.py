@@ -24,17 +24,18 @@ def verify(func: Func, stage: Stage, ctx: Context, before: Func | None = None) -
         func: the program after a step.
         stage: the stage that the step leaves.
         ctx: target limits.
-        before: the program the step began with. A planned program is then shown to store what it
-            stored before, and a per-thread one to communicate as planned.
+        before: the program the step began with, verified in its turn. A planned program is then
+            shown to store what that one stores, and a per-thread one to communicate as it does;
+            an op that both hold, as the same object, is not examined on its own again.
 
     Raises:
         VerificationError: one error with every finding. What the program does is not asked when
             its structure is too broken to say.
         OutOfResources: more threads or threadgroup memory than the target has.
     """
-    findings = check_structure(func, stage)
+    findings = check_structure(func, stage, before)
     if stage >= Stage.OWNED and not any(finding.fatal for finding in findings):
-        findings += check_ownership(func, stage)
+        findings += check_ownership(func, stage, before)
         if stage is Stage.PLANNED:
             findings += check_conversions(func, before)
         elif stage is Stage.THREAD:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from metile_mlx.dtypes import DType, u16, u32
+from metile_mlx.dtypes import DType, bool_, u16, u32
 from metile_mlx.ir import metal, planned
 from metile_mlx.ir.arith import BinaryKind, UnaryKind, element
 from metile_mlx.ir.core import Func, Op, Value, definitions, walk
@@ -54,15 +55,20 @@ class Event:
 
 def check_communication(func: Func, before: Func | None) -> list[Finding]:
     """All faults of a Stage.THREAD program; `before` is planned or per-thread itself."""
-    walker = _Threads(func)
-    findings = walker.run()
-    if before is None or findings:
-        return findings
+    walker = _walked(func)
+    if before is None or walker.findings:
+        return list(walker.findings)
     if any(item.opcode.startswith("metal.") for item in before.body.ops):
-        source = _Threads(before)
-        source.run()
-        return _compare(source.events, walker.events)
+        return _compare(_walked(before).events, walker.events)
     return _compare(_planned_events(before), walker.events)
+
+
+@lru_cache(maxsize=4)
+def _walked(func: Func) -> _Threads:
+    """The finished walk; remembered because the program after one step is that before the next."""
+    walker = _Threads(func)
+    walker.run()
+    return walker
 
 
 class _Threads:
@@ -76,15 +82,8 @@ class _Threads:
         self.findings: list[Finding] = []
         self.events: list[Event] = []
 
-    def run(self) -> list[Finding]:
+    def run(self) -> None:
         for item in self.func.body.ops:
-            for block in item.blocks():
-                for inner in walk(block):
-                    if isinstance(inner, _TOGETHER):
-                        self.add(
-                            inner,
-                            "stands under a condition, expected where every thread takes part",
-                        )
             match item:
                 case metal.ThreadgroupAlloc():
                     self.allocate(item)
@@ -98,15 +97,22 @@ class _Threads:
                         self.findings += order.barrier(item.role)
                 case metal.Shuffle():
                     self.shuffle(item)
+                case metal.If():
+                    self.branch(item)
                 case _:
                     pass
         for order in self.orders.values():
             self.findings += order.end()
-        return self.findings
 
     def add(self, item: Op, message: str) -> None:
         if message:
             self.findings.append(Finding(item, message))
+
+    def branch(self, item: metal.If) -> None:
+        text = "stands under a condition, expected where every thread takes part"
+        for inner in (*walk(item.then), *walk(item.otherwise)):
+            if isinstance(inner, _TOGETHER):
+                self.add(inner, text)
 
     def allocate(self, item: metal.ThreadgroupAlloc) -> None:
         if item.dtype not in WIRE_DTYPES:
@@ -121,7 +127,7 @@ class _Threads:
             return
         if element(item.value) != order.dtype:
             self.add(item, f"stores {element(item.value)} to {order.slot} of {order.dtype}")
-        if table is not None and len(np.unique(table)) < len(table):
+        if table is not None and np.bincount(table).max() > 1:
             self.add(item, f"two threads write one element of {order.slot}")
         self.add(item, order.store(item))
 
@@ -176,19 +182,18 @@ class _Threads:
         if isinstance(item, metal.Constant) and not isinstance(item.value, float):
             return _wrapped(np.full(threads, int(item.value)), item.dtype)
         parts = [self.evaluate(operand) for operand in item.operands()]
-        if not parts or any(part is None for part in parts) or len(item.results) != 1:
-            return None
         known = [part for part in parts if part is not None]
+        if not parts or len(known) < len(parts) or len(item.results) != 1:
+            return None
         image = _apply(item, known)
         return None if image is None else _wrapped(image, element(item.result))
 
 
 def _apply(item: Op, parts: list[Indices]) -> Indices | None:
+    """One op on the integers of all threads, before its dtype bounds them; None if unknown."""
     match item:
-        case metal.Cast() if not element(item.src).is_float:
-            return parts[0]
-        case metal.Unary(kind=UnaryKind.NOT):
-            return ~parts[0]
+        case metal.Binary() if item.kind in _BINARY:
+            return _BINARY[item.kind](parts[0], parts[1])
         case metal.Binary(kind=BinaryKind.SHL | BinaryKind.SHR):
             count = parts[1] & (element(item.lhs).bits - 1)
             return parts[0] << count if item.kind is BinaryKind.SHL else parts[0] >> count
@@ -196,20 +201,22 @@ def _apply(item: Op, parts: list[Indices]) -> Indices | None:
             parts[1] > 0
         ).all():
             return parts[0] // parts[1] if item.kind is BinaryKind.DIV else parts[0] % parts[1]
-        case metal.Binary() if item.kind in _BINARY:
-            return _BINARY[item.kind](parts[0], parts[1])
+        case metal.Cast() if not element(item.src).is_float and item.dtype != bool_:
+            return parts[0]
+        case metal.Unary(kind=UnaryKind.NOT):
+            return ~parts[0]
         case _:
             return None
 
 
 def _wrapped(image: Indices, dtype: DType) -> Indices | None:
-    """Reduce to the integers of `dtype`; None for floats."""
-    if dtype.is_float:
+    """The integers modulo the range of `dtype`; None for other kinds of dtype."""
+    if not dtype.is_integer:
         return None
     if dtype.bits >= 64:
         return image
     image = image & ((1 << dtype.bits) - 1)
-    return np.where(image > dtype.max, image - (1 << dtype.bits), image)
+    return (image ^ -dtype.min) + dtype.min if dtype.is_signed else image
 
 
 def _planned_events(func: Func) -> list[Event]:

@@ -30,13 +30,12 @@ ROLES = ("publish", "release")
 def check_conversions(func: Func, before: Func | None) -> list[Finding]:
     """All faults of a Stage.PLANNED program; with `before`, also what it stores otherwise."""
     numbering = Numbering()
-    planned = _Planned(func, numbering)
-    findings = planned.run()
-    if before is not None:
-        source = _Planned(before, numbering)
-        source.run()
-        findings += differences(source.meaning, planned.meaning)
-    return findings
+    if before is None:
+        return _Planned(func, Meaning(numbering)).run()
+    source = _Planned(before, Meaning(numbering))
+    source.run()
+    walker = _Planned(func, Meaning(numbering, source.meaning))
+    return walker.run() + differences(source.meaning, walker.meaning)
 
 
 @lru_cache(maxsize=512)
@@ -68,15 +67,15 @@ class _Buffer:
 class _Planned:
     """The walk over one program."""
 
-    def __init__(self, func: Func, numbering: Numbering) -> None:
+    def __init__(self, func: Func, meaning: Meaning) -> None:
         self.func = func
-        self.meaning = Meaning(numbering)
+        self.meaning = meaning
         self.findings: list[Finding] = []
         self.buffers: dict[Value, _Buffer] = {}
 
     def run(self) -> list[Finding]:
         for position, param in enumerate(self.func.params):
-            self.meaning.numbers[param] = self.meaning.numbering.of("param", position)
+            self.meaning.define(param, self.meaning.numbering.of("param", position))
         self.block(self.func.body, ())
         for buffer in self.buffers.values():
             self.findings += buffer.order.end()
@@ -90,7 +89,7 @@ class _Planned:
                 case Store():
                     self.meaning.store(item, path)
                 case Convert():
-                    self.meaning.numbers[item.result] = self.meaning.numbers[item.src]
+                    self.meaning.define(item.result, self.meaning.numbers[item.src])
                 case If():
                     self.branch(item, path)
                 case Scratch() | ScratchStore() | ScratchLoad() | Barrier() | Shuffle():
@@ -105,15 +104,12 @@ class _Planned:
         self.block(item.otherwise, (*path, condition, False))
         yields = zip(item.then.ops[-1].operands(), item.otherwise.ops[-1].operands(), strict=True)
         for result, (then, otherwise) in zip(item.results, yields, strict=True):
-            numbers[result] = self.meaning.numbering.of(
-                If, condition, numbers[then], numbers[otherwise]
-            )
+            key = (If, condition, numbers[then], numbers[otherwise])
+            self.meaning.define(result, self.meaning.numbering.of(*key))
 
     def communicate(self, item: Op, path: tuple[Hashable, ...]) -> None:
         if path:
             self.add(item, "stands under a condition, expected where every thread takes part")
-        for value in item.results:
-            self.meaning.numbers[value] = self.meaning.numbering.of("unknown", id(item))
         match item:
             case Scratch():
                 self.allocate(item)
@@ -127,6 +123,9 @@ class _Planned:
                 self.barrier(item)
             case _:
                 pass
+        for value in item.results:
+            if value not in self.meaning.numbers:
+                self.meaning.define(value, self.meaning.numbering.of("unknown", id(item)))
 
     def add(self, item: Op, message: str) -> None:
         if message:
@@ -164,11 +163,12 @@ class _Planned:
         if tile.dtype != buffer.order.dtype:
             self.add(item, f"stores {tile.dtype} to {buffer.order.slot} of {buffer.order.dtype}")
         self.add(item, buffer.order.store(item))
+        written = elements(tile.layout)
         buffer.held[:] = -1
-        buffer.held[slots] = elements(tile.layout)
+        buffer.held[slots] = written
         buffer.origin = self.meaning.numbers[item.value]
         buffer.shape = tile.shape
-        if not np.array_equal(buffer.held[slots], elements(tile.layout)):
+        if (buffer.held[slots] != written).any():
             self.add(item, f"two slots write one element of {buffer.order.slot}")
 
     def load(self, item: ScratchLoad) -> None:
@@ -183,7 +183,7 @@ class _Planned:
         if not message:
             self.add(item, _misplaced(buffer.held[slots], item.layout))
         if buffer.origin >= 0:
-            self.meaning.numbers[item.result] = buffer.origin
+            self.meaning.define(item.result, buffer.origin)
 
     def access(
         self, item: Op, value: Value, slots: AffineMap, layout: ThreadLayout, verb: str
@@ -208,7 +208,7 @@ class _Planned:
         if not isinstance(tile, TileType) or tile.layout is None:
             self.add(item, f"shuffles {tile}, expected a tile with a layout")
             return
-        self.meaning.numbers[item.result] = self.meaning.numbers[item.src]
+        self.meaning.define(item.result, self.meaning.numbers[item.src])
         if tile.dtype not in WIRE_DTYPES:
             self.add(item, f"shuffles {tile.dtype}, expected {wires()}")
         if not item.lanes.size == tile.layout.size == item.layout.size:

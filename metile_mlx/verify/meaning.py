@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 from metile_mlx.dtypes import DType, bool_
 from metile_mlx.ir.core import Op, Value
@@ -64,23 +65,38 @@ class Stored:
 
 
 class Meaning:
-    """The numbers of one program's values, and its stores in order."""
+    """The numbers of one program's values, and its stores in order.
 
-    def __init__(self, numbering: Numbering) -> None:
+    Args:
+        numbering: shared by the programs to compare.
+        before: the program this one was made from. As long as no value of it has got another
+            number, an op that both hold needs none either.
+    """
+
+    def __init__(self, numbering: Numbering, before: Meaning | None = None) -> None:
         self.numbering = numbering
-        self.numbers: dict[Value, int] = {}
+        self.numbers: dict[Value, int] = {} if before is None else dict(before.numbers)
         self.stores: list[Stored] = []
+        self._kept: set[Op] = set() if before is None else before._seen
+        self._seen: set[Op] = set()
+        self._same = True
+
+    def define(self, value: Value, number: int) -> None:
+        """Give a value its number."""
+        self._same = self._same and self.numbers.get(value, number) == number
+        self.numbers[value] = number
 
     def default(self, item: Op) -> None:
         """Number the results of an op by its fields."""
-        if not item.results:
+        self._seen.add(item)
+        if not item.results or (self._same and item in self._kept):
             return
-        key = (item.opcode, *(self._field(getattr(item, name)) for name in item.field_names))
+        key = (item.opcode, *[self._field(getattr(item, name)) for name in item.field_names])
         for position, value in enumerate(item.results):
-            self.numbers[value] = self.numbering.of(key, position)
+            self.define(value, self.numbering.of(key, position))
 
     def cast(self, item: Cast | Bitcast) -> None:
-        self.numbers[item.result] = self.numbering.cast(item, self.numbers[item.src])
+        self.define(item.result, self.numbering.cast(item, self.numbers[item.src]))
 
     def store(self, item: Store, path: tuple[Hashable, ...]) -> None:
         named = [("tensor", item.tensor), *(("index", index) for index in item.indices)]
@@ -88,15 +104,13 @@ class Meaning:
         parts = tuple(Part(name, value, self.numbers[value]) for name, value in named)
         self.stores.append(Stored(item, path, parts))
 
-    def _field(self, item: object) -> Hashable:
+    def _field(self, item: Any) -> Hashable:
         if isinstance(item, Value):
             return self.numbers[item]
         if isinstance(item, tuple):
-            return tuple(self._field(part) for part in item)
-        if isinstance(item, float | bool):
-            return (type(item), repr(item))
-        assert isinstance(item, Hashable)
-        return item
+            return tuple([self._field(part) for part in item])
+        # 0.0 and -0.0 are equal, True and 1 too, and they are not the same constant.
+        return (type(item), repr(item)) if isinstance(item, float | bool) else item
 
 
 def _dtype(type_: Type) -> DType | None:

@@ -14,8 +14,12 @@ from metile_mlx.verify.findings import Finding
 _MOVES = (Convert, Shuffle)
 
 
-def check_ownership(func: Func, stage: Stage) -> list[Finding]:
-    """Geometry and agreement of all owners; for Stage.OWNED and later."""
+def check_ownership(func: Func, stage: Stage, before: Func | None = None) -> list[Finding]:
+    """Geometry and agreement of all owners; for Stage.OWNED and later.
+
+    What holds of an op follows from the op and the number of threads, so a planned program's ops
+    that `before` held already, on as many threads, are not asked again.
+    """
     threads = func.threads
     findings: list[Finding] = []
     if not SIMD_WIDTH <= threads <= MAX_THREADS or threads & (threads - 1):
@@ -28,7 +32,12 @@ def check_ownership(func: Func, stage: Stage) -> list[Finding]:
         )
     if stage is Stage.THREAD:
         return findings
+    known: frozenset[Op] = frozenset()
+    if stage is Stage.PLANNED and before is not None and before.threads == threads:
+        known = frozenset(before.body.ops)
     for item in walk(func.body):
+        if item in known:
+            continue
         for value in item.results:
             message = _geometry(value, threads)
             if message:

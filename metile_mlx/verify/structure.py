@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from metile_mlx.context import Stage
 from metile_mlx.dtypes import bool_
 from metile_mlx.errors import CompileError
@@ -33,23 +35,31 @@ LEGAL: dict[Stage, frozenset[type[Op]]] = {
 }
 """The ops a Func may hold at each stage."""
 
+# The ops that hold blocks.
+_BRANCHES = (tile.If, metal.If)
+
 # What infer and verify raise on operands of kinds they never expected.
 _BROKEN = (AssertionError, AttributeError, IndexError, TypeError, ValueError)
 
 
-def check_structure(func: Func, stage: Stage) -> list[Finding]:
-    """Dominance, unique definitions, legal ops, right types, terminators; all that is broken."""
-    checker = _Structure(func, stage)
+def check_structure(func: Func, stage: Stage, before: Func | None = None) -> list[Finding]:
+    """Dominance, unique definitions, legal ops, right types, terminators; all that is broken.
+
+    The types of an op follow from the op alone, so those that `before` held already, as the same
+    objects, are not derived again.
+    """
+    checker = _Structure(func, stage, () if before is None else before.body.ops)
     checker.params()
     checker.block(func.body, set(func.params), None)
     return checker.findings
 
 
 class _Structure:
-    def __init__(self, func: Func, stage: Stage) -> None:
+    def __init__(self, func: Func, stage: Stage, checked: Iterable[Op]) -> None:
         self.func = func
         self.stage = stage
         self.legal = LEGAL[stage]
+        self.checked = frozenset(map(id, checked))
         self.defined: set[Value] = set(func.params)
         self.findings: list[Finding] = []
 
@@ -84,9 +94,12 @@ class _Structure:
             for value in item.operands():
                 if value not in visible:
                     self.add(item, self.undominated(value))
-            for inner in item.blocks():
-                self.block(inner, set(visible), item)
-            self.types(item)
+            if isinstance(item, _BRANCHES):
+                for inner in item.blocks():
+                    self.block(inner, set(visible), item)
+                self.branch(item)
+            if id(item) not in self.checked:
+                self.types(item)
             for value in item.results:
                 self.define(value, item)
             visible.update(item.results)
@@ -118,8 +131,6 @@ class _Structure:
         found = tuple(value.type for value in item.results)
         if found != expected:
             self.add(item, f"results are {_list(found)}, expected {_list(expected)}", fatal=False)
-        if isinstance(item, tile.If | metal.If):
-            self.branch(item)
 
     def branch(self, item: tile.If | metal.If) -> None:
         if item.condition.type != ScalarType(bool_):
