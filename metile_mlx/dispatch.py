@@ -306,6 +306,10 @@ class Dispatch:
         how = {"cpu": ("zero-filled first", "copied from the input first")}.get(
             self._backend.name, ("MLX's init_value=0", "merged through a written mask")
         )
+        for name in self._specialisation.checks.unchecked(_integers(named)):
+            report.notes.append(
+                f"{name}: its size is not checked, since a scalar it depends on is an MLX array"
+            )
         for out in outputs:
             fill = {"stored": "", "zero": how[0], "input": how[1]}[out.fill]
             reason = proofs[out.param].explain(_integers(named), self.grid, self._sizes[out.param])

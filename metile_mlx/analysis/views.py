@@ -13,7 +13,7 @@ from metile_mlx.dtypes import DType
 from metile_mlx.errors import CompileError, LaunchError, Loc
 from metile_mlx.ir.arith import BinaryKind
 from metile_mlx.ir.core import NOWHERE, Func, Op, Value, definitions, walk
-from metile_mlx.ir.tile import Binary, Constant, Tensor
+from metile_mlx.ir.tile import Binary, Constant, Load, Tensor
 from metile_mlx.ir.types import PointerType
 
 INT32_MAX = 2**31 - 1
@@ -122,6 +122,9 @@ def view_of(tensor: Tensor, defined: Mapping[Value, Op], params: frozenset[Value
                 return HostExpr(int(number))
             case Binary(kind=BinaryKind.MUL, lhs=lhs, rhs=rhs):
                 return host(lhs) * host(rhs)
+            case Load() if value.name in {param.name for param in params}:
+                # A scalar that is still an MLX array: the scalars of a call lack this name.
+                return HostExpr(1, (value.name,))
             case _:
                 raise CompileError(
                     f"[tensor] {value.name or 'an extent or stride'} of {tensor.param.name} is "

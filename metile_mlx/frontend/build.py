@@ -63,6 +63,7 @@ class Build:
         params: the kernel's runtime parameters.
         call: the call being translated, for messages.
         tensors: declarations, loads and stores so far.
+        lazy_scalars: runtime scalars that came as MLX arrays, as loaded at entry.
         loops, branches: how many unrolled loops and runtime branches are open.
     """
 
@@ -70,6 +71,7 @@ class Build:
         self.params = params
         self.call = Call("kernel", loc)
         self.tensors = Tensors()
+        self.lazy_scalars: set[Value] = set()
         self.loops = 0
         self.branches = 0
         self._scope = Scope(Builder(loc))

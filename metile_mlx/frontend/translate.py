@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 from typing import ClassVar
 
+from metile_mlx.dtypes import i32
 from metile_mlx.errors import CompileError, Loc, MetileError, UnsupportedError
 from metile_mlx.frontend.branches import merge
 from metile_mlx.frontend.build import Build
@@ -28,6 +29,7 @@ from metile_mlx.frontend.values import (
     is_static,
 )
 from metile_mlx.ir.core import Block, Func, Value
+from metile_mlx.ir.tile import Load, Tensor
 from metile_mlx.ir.types import PointerType, ScalarType
 
 MAX_ITERATIONS = 4096
@@ -61,19 +63,35 @@ def translate(
     """
     params: list[Value] = []
     names: dict[str, object] = {}
+    lazy: list[Value] = []
     for param in definition.params:
         if param.is_constexpr:
             names[param.name] = _constexpr(param.name, constexprs[param.name], param.loc)
             continue
         spec = specs[param.name]
-        is_array = isinstance(spec, ArraySpec)
+        is_lazy = isinstance(spec, ScalarSpec) and spec.lazy
+        is_array = isinstance(spec, ArraySpec) or is_lazy
         type_ = PointerType(spec.dtype) if is_array else ScalarType(spec.dtype)
         value = Value(type_, param.name, param.loc)
         params.append(value)
         names[param.name] = value
+        if is_lazy:
+            lazy.append(value)
     build = Build(definition.loc, tuple(params))
+    for value in lazy:
+        names[value.name] = _load_scalar(build, value)
     Statements(build, definition, names).run(definition.source.node.body)
     return Func(definition.name, tuple(params), Block(tuple(build.ops)), definition.loc)
+
+
+def _load_scalar(build: Build, array: Value) -> Value:
+    """A scalar that is still an array, read from its only element by every program."""
+    build.loc = array.loc
+    one, zero = build.constant(1, i32), build.constant(0, i32)
+    view = build.add(Tensor(array, (one,), (one,), "read"), array.name)
+    scalar = build.add(Load(view, (zero,)), array.name)
+    build.lazy_scalars.add(scalar)
+    return scalar
 
 
 def _constexpr(name: str, value: object, loc: Loc) -> object:

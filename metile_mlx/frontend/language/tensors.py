@@ -188,7 +188,9 @@ def _extents(build: Build, extents: object, argument: str) -> tuple[Value | int,
         raise build.error(f"{argument} is empty, expected at least one entry", argument)
     made: list[Value | int] = []
     for part in parts:
-        is_parameter = part in build.params if isinstance(part, Value) else False
+        is_parameter = isinstance(part, Value) and (
+            part in build.params or part in build.lazy_scalars
+        )
         if isinstance(part, Value) and is_parameter and part.type == ScalarType(i32):
             made.append(part)
         elif isinstance(part, int) and not isinstance(part, bool):
