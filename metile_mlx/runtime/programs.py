@@ -36,6 +36,7 @@ class Programs:
         env: each value computed so far: (P or 1, 1) for a scalar, (P or 1, n) for a tile.
         numbers: uniform values that are Python numbers.
         fixed: values that follow from Python numbers alone.
+        untraced: values that follow from Python numbers and program ids.
         lazy: values that need a scalar given as an MLX array.
         guard: the programs inside the branches entered, None for all.
         inputs, buffers: flat arrays by parameter; a buffer ends in one element more, where
@@ -58,6 +59,7 @@ class Programs:
         self.views: dict[Value, View] = {}
         self.numbers: dict[Value, Number] = {}
         self.fixed: set[Value] = set()
+        self.untraced: set[Value] = set()
         self.lazy: set[Value] = set()
         self.guard: mx.array | None = None
         self.inputs = {name: mx.reshape(array, (array.size,)) for name, array in arrays.items()}
@@ -81,14 +83,17 @@ class Programs:
             self.env[param] = mx.array([[given]], dtype)
             self.numbers[param] = given
             self.fixed.add(param)
+            self.untraced.add(param)
 
     def classify(self, op: Op) -> None:
-        """Note whether the result of `op` follows from Python numbers or needs an MLX scalar."""
-        if op.effect is not Effect.PURE or isinstance(op, ProgramId):
+        """Note what the result of `op` depends on."""
+        if op.effect is not Effect.PURE:
             return
         operands = op.operands()
-        if self.fixed.issuperset(operands):
-            self.fixed.add(op.result)
+        if self.untraced.issuperset(operands):
+            self.untraced.add(op.result)
+            if self.fixed.issuperset(operands) and not isinstance(op, ProgramId):
+                self.fixed.add(op.result)
         if not self.lazy.isdisjoint(operands):
             self.lazy.add(op.result)
 

@@ -145,7 +145,8 @@ def _unary(s: Programs, op: Unary) -> mx.array:
 
 
 def _binary(s: Programs, op: Binary) -> mx.array:
-    return binary(op.kind, s.env[op.lhs], s.env[op.rhs], s.numbers.get(op.rhs))
+    traced = not s.untraced.issuperset((op.lhs, op.rhs))
+    return binary(op.kind, s.env[op.lhs], s.env[op.rhs], s.numbers.get(op.rhs), traced)
 
 
 def _compare(s: Programs, op: Compare) -> mx.array:
@@ -211,7 +212,7 @@ def _alias(s: Programs, result: Value, value: Value) -> None:
     s.env[result] = s.env[value]
     if value in s.numbers:
         s.numbers[result] = s.numbers[value]
-    for kind in (s.fixed, s.lazy):
+    for kind in (s.fixed, s.untraced, s.lazy):
         if value in kind:
             kind.add(result)
 

@@ -27,7 +27,7 @@ def both(a: mx.array | None, b: mx.array | None) -> mx.array | None:
     """The lanes of two masks; None is all lanes."""
     if a is None or b is None:
         return b if a is None else a
-    return mx.bitwise_and(a, b)
+    return mx.logical_and(a, b)
 
 
 def _address(s: Programs, op: Load | Store) -> tuple[mx.array, mx.array | None]:
@@ -37,7 +37,7 @@ def _address(s: Programs, op: Load | Store) -> tuple[mx.array, mx.array | None]:
     lanes = s.env[op.mask] if op.mask is not None else None
     for index, extent, stride in zip(op.indices, view.shape, view.strides, strict=True):
         position = s.env[index]
-        lanes = both(lanes, (position >= 0) & (position < extent))
+        lanes = both(lanes, mx.logical_and(position >= 0, position < extent))
         flat = flat + position.astype(view.index) * stride
     return flat, lanes
 

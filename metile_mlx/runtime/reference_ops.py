@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from metile_mlx.ir.arith import BinaryKind, CompareKind, UnaryKind
+from metile_mlx.ir.arith import BITWISE, SHIFTS, BinaryKind, CompareKind, UnaryKind
 from metile_mlx.runtime.optional import mx
 
 Number = int | float | bool
@@ -15,6 +15,11 @@ Number = int | float | bool
 
 def _exp2(x: mx.array) -> mx.array:
     return mx.power(mx.array(2.0, x.dtype), x)
+
+
+def _not_equal(a: mx.array, b: mx.array) -> mx.array:
+    # MLX 0.32.4 loses the batch axis of mx.not_equal under vmap when one operand has none.
+    return mx.logical_not(mx.equal(a, b))
 
 
 # Behind functions: where mlx is missing its attributes can't be read at import.
@@ -39,7 +44,7 @@ UNARY: dict[UnaryKind, Callable[[mx.array], mx.array]] = {
 
 COMPARE: dict[CompareKind, Callable[[mx.array, mx.array], mx.array]] = {
     CompareKind.EQ: lambda a, b: mx.equal(a, b),
-    CompareKind.NE: lambda a, b: mx.not_equal(a, b),
+    CompareKind.NE: _not_equal,
     CompareKind.LT: lambda a, b: mx.less(a, b),
     CompareKind.LE: lambda a, b: mx.less_equal(a, b),
     CompareKind.GT: lambda a, b: mx.greater(a, b),
@@ -66,8 +71,28 @@ _BINARY: dict[BinaryKind, Callable[[mx.array, mx.array], mx.array]] = {
 }
 
 
-def binary(kind: BinaryKind, a: mx.array, b: mx.array, divisor: Number | None) -> mx.array:
-    """`a kind b`; `divisor` is the value of `b` where it is known."""
+_ON_BOOL: dict[BinaryKind, Callable[[mx.array, mx.array], mx.array]] = {
+    BinaryKind.AND: lambda a, b: mx.logical_and(a, b),
+    BinaryKind.OR: lambda a, b: mx.logical_or(a, b),
+    BinaryKind.XOR: _not_equal,
+}
+
+
+def binary(
+    kind: BinaryKind, a: mx.array, b: mx.array, divisor: Number | None, traced: bool
+) -> mx.array:
+    """`a kind b`.
+
+    Args:
+        divisor: the value of `b` where it is a Python number.
+        traced: whether an operand may be batched by `mx.vmap`.
+    """
+    if a.dtype == mx.bool_:
+        return _ON_BOOL[kind](a, b)
+    if traced and kind in BITWISE | SHIFTS:
+        # MLX 0.32.4 loses the batch axis of a bitwise op when one operand has none.
+        zero = mx.array(0, a.dtype)
+        a, b = a + b * zero, b + a * zero
     divides = kind in (BinaryKind.FLOORDIV, BinaryKind.MOD)
     if not divides or mx.issubdtype(a.dtype, mx.floating):
         return _BINARY[kind](a, b)
@@ -81,7 +106,7 @@ def _guarded_division(kind: BinaryKind, a: mx.array, b: mx.array) -> mx.array:
     one = mx.array(1, b.dtype)
     special = mx.equal(b, mx.array(0, b.dtype))
     if mx.issubdtype(b.dtype, mx.signedinteger):
-        special = mx.bitwise_or(special, mx.equal(b, mx.array(-1, b.dtype)))
+        special = mx.logical_or(special, mx.equal(b, mx.array(-1, b.dtype)))
     quotient = _BINARY[kind](a, mx.where(special, one, b))
     # With divisor 1 the remainder is 0 already; the quotient by 0 and by -1 is the product.
     return quotient if kind is BinaryKind.MOD else mx.where(special, mx.multiply(a, b), quotient)
@@ -105,6 +130,6 @@ def fma(a: mx.array, b: mx.array, c: mx.array) -> mx.array:
     # Where `total` lies half way between two f32, the part rounded away decides, not evenness.
     other = total + (total - nearest.astype(mx.float64))
     rounded = other.astype(mx.float32)
-    halfway = (rounded.astype(mx.float64) == other) & (rounded != nearest) & (error != 0)
-    towards = (error > 0) == (other > total)
-    return mx.where(halfway & towards & mx.isfinite(nearest), rounded, nearest).astype(dtype)
+    halfway = mx.logical_and(rounded.astype(mx.float64) == other, mx.isfinite(nearest))
+    towards = mx.where(other > total, error > 0, mx.logical_and(other < total, error < 0))
+    return mx.where(mx.logical_and(halfway, towards), rounded, nearest).astype(dtype)
