@@ -30,6 +30,8 @@ _TOGETHER = (
     metal.Shuffle,
 )
 
+_SPOKEN_OF = frozenset({*_TOGETHER, metal.If})
+
 _BINARY: dict[BinaryKind, Callable[[Indices, Indices], Indices]] = {
     BinaryKind.ADD: np.add,
     BinaryKind.SUB: np.subtract,
@@ -84,6 +86,8 @@ class _Threads:
 
     def run(self) -> None:
         for item in self.func.body.ops:
+            if type(item) not in _SPOKEN_OF:
+                continue
             match item:
                 case metal.ThreadgroupAlloc():
                     self.allocate(item)

@@ -26,6 +26,11 @@ from metile_mlx.verify.scratch import WIRE_DTYPES, ScratchOrder
 
 ROLES = ("publish", "release")
 
+# Communication, and what means something else than its op and operands.
+_SPECIAL = frozenset(
+    {Cast, Bitcast, Store, Convert, If, Scratch, ScratchStore, ScratchLoad, Barrier, Shuffle}
+)
+
 
 def check_conversions(func: Func, before: Func | None) -> list[Finding]:
     """All faults of a Stage.PLANNED program; with `before`, also what it stores otherwise."""
@@ -83,6 +88,9 @@ class _Planned:
 
     def block(self, block: Block, path: tuple[Hashable, ...]) -> None:
         for item in block.ops:
+            if type(item) not in _SPECIAL:
+                self.meaning.default(item)
+                continue
             match item:
                 case Cast() | Bitcast():
                     self.meaning.cast(item)
@@ -92,10 +100,8 @@ class _Planned:
                     self.meaning.define(item.result, self.meaning.numbers[item.src])
                 case If():
                     self.branch(item, path)
-                case Scratch() | ScratchStore() | ScratchLoad() | Barrier() | Shuffle():
-                    self.communicate(item, path)
                 case _:
-                    self.meaning.default(item)
+                    self.communicate(item, path)
 
     def branch(self, item: If, path: tuple[Hashable, ...]) -> None:
         numbers = self.meaning.numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from metile_mlx.context import Stage
-from metile_mlx.ir.core import Func, Op, Value, walk
+from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.planned import Shuffle
 from metile_mlx.ir.tile import Convert
 from metile_mlx.ir.types import ScalarType, TileType
@@ -35,9 +35,7 @@ def check_ownership(func: Func, stage: Stage, before: Func | None = None) -> lis
     known: frozenset[Op] = frozenset()
     if stage is Stage.PLANNED and before is not None and before.threads == threads:
         known = frozenset(before.body.ops)
-    for item in walk(func.body):
-        if item in known:
-            continue
+    for item in walk(Block(tuple(item for item in func.body.ops if item not in known))):
         for value in item.results:
             message = _geometry(value, threads)
             if message:
