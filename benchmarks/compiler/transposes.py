@@ -14,7 +14,7 @@ from benchmarks.harness import Arm
 
 OWNERSHIP, SCATTER, MLX = "ownership", "scatter", "mlx"
 # Memory that the results of one run may hold together.
-MOST_BYTES = 256 * 2**20
+MOST_BYTES = 32 * 2**20
 
 _DTYPES = {"f16": mx.float16, "f32": mx.float32}
 _BITS = {16: mx.uint16, 32: mx.uint32}

@@ -22,7 +22,7 @@ def test_there_are_16_cases_of_two_dtypes_four_tiles_two_batches(quick: bool) ->
 def test_quick_is_less_work_on_the_same_tiles() -> None:
     full, quick = manifest.load(), manifest.load(quick=True)
     assert quick.effort.rounds < full.effort.rounds
-    assert sum(c.bytes for c in quick.cases) < sum(c.bytes for c in full.cases) / 8
+    assert sum(c.bytes for c in quick.cases) < sum(c.bytes for c in full.cases) / 2
 
 
 def test_sizes_follow_the_shape() -> None:
@@ -38,7 +38,7 @@ def test_sizes_follow_the_shape() -> None:
         ("[8, 8]", "[64, 32]", "32 to 1024 elements"),
         ("[8, 8]", "[4, 4]", "32 to 1024 elements"),
         ("[f16, f32]", "[f16, f64]", "dtype must be one of f16, f32"),
-        ("[4096, 16384]", "[0, 16384]", "there must be tiles"),
+        ("[1024, 4096]", "[0, 4096]", "there must be tiles"),
     ],
 )
 def test_bad_manifest_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
