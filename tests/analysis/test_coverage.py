@@ -70,6 +70,7 @@ def test_an_illegal_extent_is_a_launch_error() -> None:
 
 
 def test_a_masked_store_proves_nothing() -> None:
+    """F27: an output that is stored in part is never taken for a whole one."""
     p, y = filled((64,))
     at = p.lanes(64)
     p.store(y, at, value=at, mask=p.compare(CompareKind.GE, at, 0))

@@ -17,8 +17,9 @@ from metile_mlx.analysis.views import (
     required_elements,
     views,
 )
-from metile_mlx.dtypes import f16, f32
+from metile_mlx.dtypes import f16, f32, i32
 from metile_mlx.errors import CompileError, LaunchError
+from metile_mlx.ir import tile
 from metile_mlx.ir.arith import BinaryKind
 from tests.support.tile_program import TileProgram, transpose8
 
@@ -77,6 +78,9 @@ def test_x8_offsets_are_64_bits_wide_exactly_where_one_can_pass_two_to_the_31() 
     beyond = view((2, 2**16 + 1), (2**31 - 2**16, 1))
     assert (max_offset(beyond, {}), needs_64_bit((beyond,), {})) == (2**31, True)
     assert check((beyond,), {}, {"x": 2**31 + 1}) == 64
+    # F21: rows that each fit, 2**32 elements in all.
+    rows = view((2**20, 4096), (4096, 1))
+    assert check((rows,), {}, {"x": 2**32}) == 64
 
 
 def test_x10_too_small_an_array_is_refused_with_parameter_needed_and_given() -> None:
@@ -105,6 +109,21 @@ def test_x10_two_views_of_one_array_both_count() -> None:
     with pytest.raises(LaunchError, match=r"needs 6 elements \(shape \(2, 3\), strides \(3, 1\)\)"):
         check(found, {}, {"x": 5})
     assert check(found, {}, {"x": 6}) == 32
+
+
+def test_x10_a_scalar_loaded_from_an_array_of_one_element_is_not_known() -> None:
+    """How a scalar given as an MLX array appears: an array parameter, loaded under its name."""
+    p = TileProgram()
+    entry = p.tensor("n", (1,), "read", dtype=i32)
+    n = p.add(tile.Load(entry, (p.number(0),)), "n")
+    p.tensor("x", (n, 4), "read")
+    checks = ViewChecks(views(p.func()))
+    assert checks({}, {"n": 1, "x": 0}) == 64
+    assert checks.unchecked({}) == ("x",)
+    other = p.add(tile.Load(entry, (p.number(0),)), "other")
+    p.tensor("y", (other,), "read")
+    with pytest.raises(CompileError, match=r"\[tensor\] other of y is computed, expected a number"):
+        views(p.func())
 
 
 def test_negative_extents_and_strides_are_refused() -> None:

@@ -57,6 +57,7 @@ def copy(
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 31, 32, 33, 100])
 def test_x8_sizes_that_do_not_fill_the_grid(size: int) -> None:
+    """F12: size 0 too; programs beyond the array do nothing."""
     p, x, y, at = copy(size)
     p.store(y, at, value=p.load(x, at))
     source = mx.arange(size, dtype=mx.float32) + 1
@@ -116,6 +117,7 @@ def test_k2_declared_strides_address_the_array() -> None:
 
 
 def test_x8_views_of_arrays_are_read_in_logical_order() -> None:
+    """F10: transposed, sliced, reversed, broadcast and 0-d inputs."""
     base = mx.arange(48, dtype=mx.float32).reshape(6, 8)
     for source in (
         base.T,
@@ -132,6 +134,7 @@ def test_x8_views_of_arrays_are_read_in_logical_order() -> None:
 
 
 def test_k7_elements_no_program_stores_are_zero_or_the_inputs() -> None:
+    """F27: never recycled memory."""
     for access, rest in (("write", 0.0), ("read_write", None)):
         p = TileProgram()
         y = p.tensor("y", (12,), access)
@@ -147,7 +150,7 @@ def test_k7_elements_no_program_stores_are_zero_or_the_inputs() -> None:
 
 
 def test_k7_loads_of_a_read_write_tensor_see_the_array_as_given() -> None:
-    """Each program writes what its neighbour reads."""
+    """F36: each program writes what its neighbour reads; the input array is left alone."""
     p = TileProgram()
     y = p.tensor("y", (64,), "read_write")
     at = p.lanes(32, p.op(BinaryKind.MUL, p.program_id(), 32))
@@ -202,7 +205,7 @@ def offset_program(extent: Value | int, stride: int) -> TileProgram:
 
 
 def test_x8_offsets_past_31_bits_are_64_bits_wide_and_never_wrap() -> None:
-    """The array is too small for its view, so that the offset shows as the clipped last element."""
+    """F21. The array is too small for its view: the offset shows as the clipped last element."""
     source = mx.arange(8, dtype=mx.float32)
     assert run(offset_program(3, 2**30), (4,), x=source).tolist() == [7.0] * 4
     given = {"n": 3}
@@ -306,6 +309,15 @@ def test_branches_on_the_program_take_both_sides_with_masked_stores() -> None:
     made = both(branch(lambda p: p.compare(CompareKind.LT, p.program_id(), 2)))
     rows = [taken(0), taken(1), passed(2), passed(3)]
     assert made == ([row[0] for row in rows], [row[1] for row in rows])
+
+
+def test_f23_indices_are_not_narrowed_to_16_bits() -> None:
+    p, x, y, at = copy(40_000, 1024)
+    fill = p.number(-1.0, f32)
+    mirrored = p.add(tile.Binary(BinaryKind.SUB, p.number(40_000), at))
+    p.store(y, at, value=p.load(x, mirrored, fill=fill))
+    made = run(p, (40_000,), (40, 1, 1), x=mx.arange(40_000, dtype=mx.float32))
+    assert made.tolist() == [-1.0, *range(39_999, 0, -1)]
 
 
 def test_branches_nest() -> None:
@@ -426,6 +438,7 @@ def operands() -> tuple[mx.array, mx.array]:
 def test_gradients_of_first_and_second_order_and_tangents(
     operands: tuple[mx.array, mx.array],
 ) -> None:
+    """F28."""
     x, w = operands
     mine, theirs = (lambda x, w, f=f: mx.sum(f(x, w) ** 3) for f in (transpose_times, by_mlx))
     for order in (
@@ -491,6 +504,7 @@ def test_compiled_graphs_hold_the_kernel(operands: tuple[mx.array, mx.array]) ->
 def test_vmap_over_any_axes(
     operands: tuple[mx.array, mx.array], axes: tuple[int | None, int | None]
 ) -> None:
+    """F33: unbatched weights, and batch axes that are not the first."""
     x, w = operands
     batch = [
         operand if axis is None else mx.stack([operand, operand + 1, operand * 2], axis=axis)
