@@ -15,7 +15,7 @@ import numpy as np
 from metile_mlx.dtypes import DType, bool_, u16, u32
 from metile_mlx.ir import metal, planned
 from metile_mlx.ir.arith import BinaryKind, UnaryKind, element
-from metile_mlx.ir.core import Func, Op, Value, definitions, walk
+from metile_mlx.ir.core import Func, Op, Value, walk
 from metile_mlx.layout.affine import Indices
 from metile_mlx.target import SIMD_WIDTH
 from metile_mlx.verify.conversions import images, wires
@@ -78,7 +78,7 @@ class _Threads:
 
     def __init__(self, func: Func) -> None:
         self.func = func
-        self.made_by = definitions(func)
+        self.made_by = {value: item for item in func.body.ops for value in item.results}
         self.indices: dict[Value, Indices | None] = {}
         self.orders: dict[Value, ScratchOrder] = {}
         self.findings: list[Finding] = []

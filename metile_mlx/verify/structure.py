@@ -144,9 +144,9 @@ class _Structure:
 
     def terminator(self, block: Block, parent: Op | None) -> None:
         for item in block.ops[:-1] if parent is not None else block.ops:
-            if Effect.TERMINATOR in item.effect:
+            if item.effect is Effect.TERMINATOR:
                 self.add(item, "expected only at the end of a nested block")
-        if parent is not None and not (block.ops and Effect.TERMINATOR in block.ops[-1].effect):
+        if parent is not None and not (block.ops and block.ops[-1].effect is Effect.TERMINATOR):
             self.add(parent, "a nested block doesn't end in a yield")
 
 
