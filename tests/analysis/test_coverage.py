@@ -221,6 +221,15 @@ def test_wrapping_program_id_arithmetic_proves_only_what_does_not_wrap() -> None
     assert "falls as program_id(0) rises" in only(p).reasons[0]
 
 
+def test_what_a_tile_holds_after_wrapping_is_what_counts() -> None:
+    """(lane + 2**31 - 1) >> 31 is 0 and then -1; without wrapping it would be 0 and 1."""
+    p, y = filled((2,))
+    shifted = p.op(BinaryKind.SHR, p.op(BinaryKind.ADD, p.lanes(32), 2**31 - 1), 31)
+    p.store(y, shifted, value=shifted)
+    assert not only(p).proven({}, (1, 1, 1), 2)
+    assert evaluate(p.func(), {}, {}, {"y": ((2,), i32)}, (1, 1, 1))["y"].tolist() == [0, 0]
+
+
 def stored(func: Func, shape: tuple[int, ...], grid: Grid) -> bool:
     """Whether running the kernel leaves no element unwritten; every store writes 1."""
     made = evaluate(func, {}, {}, {"y": (shape, i32)}, grid)["y"]
