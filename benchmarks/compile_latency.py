@@ -265,14 +265,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, print, write; 1 for a wrong result or, with --strict, a missed target."""
+    """Measure, print, write; 1 for a failure or, with --strict, a missed target."""
     options = parse(argv)
     found = environment()
     print(device_line(found), flush=True)
     try:
         translation = translations(20 if options.quick else 300)
         calls = call_costs(*((5, 500) if options.quick else (31, 5000)))
-    except WrongResult as error:
+    except (WrongResult, metile.MetileError) as error:
         print(f"error: nothing is reported: {error}", file=sys.stderr)
         return 1
     report(translation, calls)

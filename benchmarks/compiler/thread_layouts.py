@@ -163,14 +163,14 @@ def content(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, print, write; 1 for a wrong result or, with --strict, a missed target."""
+    """Measure, print, write; 1: a failure or, with --strict, a missed target; 2: bad input."""
     options = parse(argv)
     try:
         code = transposes(options.metile_root)
-    except ValueError as error:
+        plan = manifest.load(options.quick)
+    except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    plan = manifest.load(options.quick)
     names = [code.SCATTER] if options.scatter_only else [code.OWNERSHIP, code.SCATTER, code.MLX]
     found = environment(options.metile_root or ROOT)
     found["allocator"] = keep_freed_memory()
@@ -179,7 +179,7 @@ def main(argv: Sequence[str]) -> int:
     for case in plan.cases:
         try:
             measured.append((case, *run_case(code, case, plan, names)))
-        except WrongResult as error:
+        except (WrongResult, code.metile.MetileError) as error:
             print(f"error: nothing is reported: {error}", file=sys.stderr)
             return 1
     means = geometric_means(measured)

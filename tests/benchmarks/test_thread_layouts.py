@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from benchmarks import optional
 from benchmarks.compiler import manifest, thread_layouts, transposes
 from benchmarks.compiler.manifest import Case, Effort, Manifest
 from benchmarks.harness import Arm, summarise
@@ -131,6 +132,24 @@ def test_wrong_arm_ends_the_run_and_nothing_is_written(
     assert thread_layouts.main(["--output-json", str(path)]) == 1
     assert not path.exists()
     assert "error: nothing is reported: ownership: f16 8x32 x 3:" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("small")
+def test_backend_that_cannot_run_is_a_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """X6: a backend asked for by name fails clearly."""
+    monkeypatch.setenv("METILE_BACKEND", "cuda")
+    assert thread_layouts.main([]) == 1
+    assert "backend 'cuda' can't run here" in capsys.readouterr().err
+
+
+def test_missing_yaml_is_a_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(optional, "yaml", None)
+    assert thread_layouts.main([]) == 2
+    assert "pip install 'metile-mlx[bench]'" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("small")
