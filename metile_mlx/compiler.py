@@ -1,6 +1,6 @@
 """The only file that knows the order of the passes.
 
-    TILE -> infer_ownership -> OWNED -> plan_conversions -> PLANNED -> scalarise -> THREAD -> emit
+    TILE -> infer_ownership -> OWNED -> plan_conversions -> PLANNED -> scalarise, clean_up -> THREAD
 
 Every step starts from valid IR and ends in valid IR: `verify` runs after each and trusts none.
 """
@@ -20,7 +20,7 @@ from metile_mlx.emit.msl import emit_msl
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.ir.core import Func
 from metile_mlx.ir.printer import print_func
-from metile_mlx.ir.rewrite import eliminate_common_subexpressions, eliminate_dead_code
+from metile_mlx.passes.clean_up import clean_up
 from metile_mlx.passes.infer_ownership import infer_ownership
 from metile_mlx.passes.plan_conversions import plan_conversions
 from metile_mlx.passes.scalarise import scalarise
@@ -40,23 +40,11 @@ class Step:
         return self.run.__name__
 
 
-def _common(func: Func, ctx: Context) -> Func:
-    return eliminate_common_subexpressions(func)
-
-
-def _dead(func: Func, ctx: Context) -> Func:
-    return eliminate_dead_code(func)
-
-
-_common.__name__ = eliminate_common_subexpressions.__name__
-_dead.__name__ = eliminate_dead_code.__name__
-
 STEPS = (
     Step(infer_ownership, Stage.OWNED),
     Step(plan_conversions, Stage.PLANNED),
     Step(scalarise, Stage.THREAD),
-    Step(_common, Stage.THREAD),
-    Step(_dead, Stage.THREAD),
+    Step(clean_up, Stage.THREAD),
 )
 EMITTERS: dict[str, Callable[[Func, Context], KernelSource]] = {"msl": emit_msl, "cpp": emit_cpp}
 

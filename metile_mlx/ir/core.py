@@ -51,6 +51,9 @@ class Op:
     opcode: ClassVar[str] = "op"
     effect: ClassVar[Effect] = Effect.PURE
     field_names: ClassVar[tuple[str, ...]] = ()
+    # The fields that may hold operands and regions, by their annotations: every pass asks for them.
+    operand_fields: ClassVar[tuple[str, ...]] = ()
+    block_fields: ClassVar[tuple[str, ...]] = ()
 
     results: tuple[Value, ...] = field(default=(), repr=False)
     loc: Loc = field(default=NOWHERE, repr=False)
@@ -71,7 +74,7 @@ class Op:
     def operands(self) -> tuple[Value, ...]:
         """All operands in field order."""
         found: list[Value] = []
-        for name in self.field_names:
+        for name in self.operand_fields:
             item = getattr(self, name)
             if isinstance(item, Value):
                 found.append(item)
@@ -81,8 +84,7 @@ class Op:
 
     def blocks(self) -> tuple[Block, ...]:
         """All regions in field order."""
-        items = (getattr(self, name) for name in self.field_names)
-        return tuple(item for item in items if isinstance(item, Block))
+        return tuple([getattr(self, name) for name in self.block_fields])
 
     def attributes(self) -> dict[str, object]:
         """What is neither operand nor region, by field name."""
@@ -103,7 +105,7 @@ class Op:
     def with_operands(self, mapping: Mapping[Value, Value]) -> Op:
         """This op over mapped operands; the same object when none of them changes."""
         changes: dict[str, Any] = {}
-        for name in self.field_names:
+        for name in self.operand_fields:
             item = getattr(self, name)
             new = _mapped(item, mapping)
             if new is not item:
@@ -143,7 +145,10 @@ def op(opcode: str, effect: Effect = Effect.PURE) -> Callable[[type[OpClass]], t
         made = dataclass(frozen=True, eq=False)(cls)
         made.opcode = opcode
         made.effect = effect
-        made.field_names = tuple(f.name for f in fields(made) if f.name not in ("results", "loc"))
+        own = [f for f in fields(made) if f.name not in ("results", "loc")]
+        made.field_names = tuple(f.name for f in own)
+        made.operand_fields = tuple(f.name for f in own if "Value" in str(f.type))
+        made.block_fields = tuple(f.name for f in own if str(f.type) == "Block")
         return made
 
     return decorate

@@ -1,7 +1,7 @@
 """The metal op set: one thread's program. Every value is a scalar, uniform or one per thread.
 
-i32 and u32 arithmetic wraps. `nowrap` on a Binary says that a range proof excludes overflow, so that
-an emitter may write plain signed arithmetic, which is undefined on overflow in MSL and C++.
+i32 and u32 arithmetic wraps. `nowrap` on a Binary says that a range proof excludes overflow, so
+that an emitter may write plain signed arithmetic, which is undefined on overflow in both languages.
 """
 
 from __future__ import annotations

@@ -121,6 +121,6 @@ class _Offset:
         coefficients = [abs(c) % modulus for c in self.bits]
         uniform = b.total([*self.uniform, b.constant(constant, self.wide)], self.wide)
         if not uniform.name and b.number(uniform) is None:
-            uniform.name = "origin"
+            uniform.name = "base"
         moved = b.thread_sum(coefficients, flip, self.wide)
         return b.total([uniform, moved, *self.other], self.wide)

@@ -37,6 +37,9 @@ def modulo(b: LaneBuilder, lhs: Value, rhs: Value) -> Value:
     dtype = element(lhs)
     if dtype.kind is Kind.FLOAT:
         return _float_modulo(b, lhs, rhs)
+    here, by = b.ranges.of(lhs), b.ranges.of(rhs)
+    if here.lo >= 0 and here.hi < by.lo:
+        return lhs
     number = b.number(rhs)
     if number is not None and number > 0 and number & (number - 1) == 0:
         return b.with_number(BinaryKind.AND, lhs, number - 1)

@@ -45,7 +45,7 @@ class LaneBuilder:
         self._builder = Builder(loc)
         # Integer constants that are in scope.
         self._integers: dict[tuple[int, str], Value] = {}
-        self.thread = self.add(metal.ThreadIndex(), "thread")
+        self.thread = self.add(metal.ThreadIndex(), "tid")
 
     @contextmanager
     def at(self, loc: Loc) -> Iterator[None]:
