@@ -81,6 +81,7 @@ class Backend(Protocol):
 
 
 _warned = False
+_proven: set[tuple[str, str | None]] = set()
 _lock = Lock()
 
 
@@ -111,12 +112,17 @@ def choose(name: str | None, stream: Place, backends: Mapping[str, Backend]) -> 
         RuntimeWarning: once, when the device's own backend can't run and `reference` takes over.
     """
     asked, named = wanted(name, stream)
+    # What ran once can run again; asking anew costs more than the rest of a warm call.
+    proven = (asked, config.compiler())
+    if proven in _proven:
+        return backends[asked]
     if asked not in config.BACKENDS:
         allowed = ", ".join(config.BACKENDS)
         raise MetileError(f"backend {asked!r} does not exist; expected one of {allowed}")
     backend = backends.get(asked)
     reason = backend.available() if backend else f"the {asked} backend is not supported yet"
     if backend is not None and reason is None:
+        _proven.add(proven)
         return backend
     if named:
         raise BackendError(
