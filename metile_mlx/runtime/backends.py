@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from metile_mlx.dtypes import bool_
 from metile_mlx.emit.naming import input_passing, unique_name
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.runtime import batching, cpu, export, metal
@@ -99,9 +100,10 @@ def registered_source(request: Request) -> KernelSource:
 def metal_outputs(request: Request) -> tuple[list[Output], bool]:
     """Outputs as the text has them, written masks included, and whether MLX zeroes them first."""
     outputs: list[Output] = []
-    by_param = {out.param: out for out in request.outputs}
-    for argument in _text(request).outputs:
-        outputs.append(replace(by_param[argument.param], dtype=argument.dtype))
+    for out in request.outputs:
+        outputs.append(out)
+        if out.fill == "input":
+            outputs.append(replace(out, dtype=bool_))
     return outputs, any(out.fill != "stored" for out in request.outputs)
 
 
