@@ -10,11 +10,14 @@ from metile_mlx.runtime.reference import evaluate
 
 
 def reference_launch(request: Request) -> Launch:
-    """The launch as a graph of MLX operations."""
+    """The launch as a graph of MLX operations. Only float inputs have gradients (SPEC X7)."""
     outputs = {out.param: (out.shape, out.dtype) for out in request.outputs}
 
     def launch(arrays: Sequence[mx.array]) -> Sequence[mx.array]:
-        named = dict(zip(request.inputs, arrays, strict=True))
+        named = {
+            name: x if mx.issubdtype(x.dtype, mx.floating) else mx.stop_gradient(x)
+            for name, x in zip(request.inputs, arrays, strict=True)
+        }
         made = evaluate(
             request.func, named, request.scalars, outputs, request.grid, stream=request.stream
         )
