@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Hashable
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from types import ModuleType
 
 from metile_mlx.dtypes import MLX_NAMES, DType, Kind, bf16, bool_, f16, f32, i32
@@ -84,7 +84,7 @@ def constant_key(value: object) -> Hashable:
 
 
 def as_constant(value: object) -> object:
-    """A Python object as a kernel sees it: MLX dtypes become ours, other integers become int.
+    """A Python object as a kernel sees it: MLX dtypes become ours, NumPy numbers int and float.
 
     Objects a kernel can't compute with (modules, functions) pass; see `is_constant`.
     """
@@ -92,7 +92,7 @@ def as_constant(value: object) -> object:
         return tuple(as_constant(part) for part in value) if isinstance(value, tuple) else value
     if isinstance(value, Integral):
         return int(value)
-    if isinstance(value, float):
+    if isinstance(value, Real):
         return float(value)
     if type(value).__name__ == "Dtype":
         return MLX_NAMES.get(str(value).rpartition(".")[2], value)
