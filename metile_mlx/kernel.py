@@ -255,7 +255,7 @@ class Launcher:
         """
         kernel = self._kernel
         options = Options(schedule or kernel.schedule, _checked_mode(math_mode), stream)
-        place = _backend(backend or target, stream, compile_only=False)
+        place = _backend(backend, target, stream, compile_only=False)
         values = kernel.bind(args, kwargs)
         dispatch, scalars = kernel.dispatch(self._grid, values, place, options)
         runtime = [values[i] for i, _ in kernel._runtime]
@@ -278,7 +278,7 @@ class Launcher:
         """
         kernel = self._kernel
         options = Options(schedule or kernel.schedule, _checked_mode(math_mode), stream)
-        place = _backend(backend or target, stream, compile_only=backend is None)
+        place = _backend(backend, target, stream, compile_only=backend is None)
         values = kernel.bind(args, kwargs)
         dispatch, _ = kernel.dispatch(self._grid, values, place, options)
         return dispatch
@@ -304,14 +304,18 @@ def kernel(
     return lambda f: Kernel(f, schedule or Schedule())
 
 
-def _backend(name: str | None, stream: Place, compile_only: bool) -> Backend:
+def _backend(backend: str | None, target: str | None, stream: Place, compile_only: bool) -> Backend:
+    if backend is not None and target not in (None, backend):
+        raise LaunchError(
+            f"backend={backend!r} and target={target!r} are given; expected one, or the same",
+            hint="target= compiles without running; backend= is where a call runs",
+        )
+    name = backend or target
     exported = export.active_target()
-    if exported is not None and name is None:
+    if exported is not None and name in (None, exported):
         return BACKENDS[exported]
     if name is not None and compile_only and name in BACKENDS:
         return BACKENDS[name]
-    if exported is not None and name == exported:
-        return BACKENDS[exported]
     return choose(name, stream, BACKENDS)
 
 
