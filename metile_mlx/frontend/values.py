@@ -161,7 +161,7 @@ def represent(value: Number, dtype: DType) -> Number:
     if isinstance(value, float):
         raise CompileError(
             f"{value!r} is a float, {dtype} holds integers",
-            hint=f"write an integer, or cast: metile.cast(value, metile.{dtype})",
+            hint=f"write an integer, or cast: metile.cast(value, {dtype!r})",
         )
     if not dtype.min <= value <= dtype.max:
         raise CompileError(
