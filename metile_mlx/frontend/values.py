@@ -237,7 +237,7 @@ def _describe_type(value: Value) -> str:
         case ScalarType(dtype=dtype, uniform=True):
             return f"a runtime {dtype}"
         case ScalarType(dtype=dtype):
-            return f"a {dtype} of each thread"
+            return f"a per-thread {dtype}"
         case PointerType(dtype=dtype):
             return f"an array of {dtype}"
         case TensorType(dtype=dtype, rank=rank):
