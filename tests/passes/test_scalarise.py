@@ -13,7 +13,7 @@ from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32, u32
 from metile_mlx.errors import VerificationError
 from metile_mlx.ir import metal, tile
 from metile_mlx.ir.arith import BinaryKind, CompareKind, UnaryKind
-from metile_mlx.ir.core import Func, walk
+from metile_mlx.ir.core import Func, definitions, walk
 from metile_mlx.ir.types import PointerType
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.passes.scalarise import scalarise
@@ -56,14 +56,17 @@ def test_transpose8_keeps_only_the_batch_check() -> None:
 
 
 def test_contiguous_offsets_of_a_permuted_tile_cost_one_addition() -> None:
-    """(t // 8) * 8 + t % 8 is t: the offset is origin + thread, on both sides of the transpose."""
+    """(t // 8) * 8 + t % 8 is t: on both sides of the transpose."""
     func = lower(transpose8(scalar=True).func(), context())
     loads = [item for item in walk(func.body) if isinstance(item, metal.Load)]
     stores = [item for item in walk(func.body) if isinstance(item, metal.Store)]
     assert loads[0].index is stores[0].index
-    (offset,) = (o for o in walk(func.body) if o.results and o.results[0] is loads[0].index)
+    offset = definitions(func)[loads[0].index]
     assert isinstance(offset, metal.Binary)
-    assert [value.name for value in offset.operands()] == ["origin", "thread"]
+    assert offset.kind is ADD
+    shared, thread = offset.operands()
+    assert str(shared.type) == "u32", "the uniform part is one value"
+    assert isinstance(definitions(func)[thread], metal.ThreadIndex)
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 31, 63, 64, 65, 70])
@@ -78,6 +81,23 @@ def test_exactly_the_elements_in_bounds_are_stored(size: int) -> None:
     found, written = execute(p.func(), {"source": x, "result": x}, {"n": size})
     assert found["result"][:64].tolist() == x[:64].tolist()
     assert written["result"].sum() == min(size, 64)
+
+
+@pytest.mark.parametrize("start", [-70, -64, -63, -1, 0, 1, 62, 63, 64])
+@pytest.mark.parametrize("extent", [1, 62, 63, 64, 65])
+def test_checks_left_out_for_constants_are_exactly_those_that_cannot_fail(
+    start: int, extent: int
+) -> None:
+    """Each end of the tile one element inside, on and outside each end of the array (SPEC R5)."""
+    p = TileProgram()
+    result = p.tensor("result", (extent,), "write", dtype=i32)
+    i = p.lanes(64, start)
+    p.store(result, i, value=i)
+    ctx = context()
+    _, written = execute(p.func(), {"result": np.zeros(extent, np.int32)}, ctx=ctx)
+    inside = [t for t in range(start, start + 64) if 0 <= t < extent]
+    assert np.flatnonzero(written["result"]).tolist() == inside
+    assert ctx.report.bounds_checks_removed == (len(inside) == 64)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 37), (5, 3), (0, 4), (3, 0), (2, 64)])
@@ -194,6 +214,24 @@ def test_strides_given_at_run_time(index_bits: int) -> None:
         )
         expected = [x[t // 8 * strides[0] + (7 - t % 8) * strides[1]] for t in range(64)]
         assert found["result"].tolist() == expected
+
+
+@pytest.mark.parametrize("index_bits", [32, 64])
+def test_every_part_of_an_index_meets_a_stride_given_at_run_time(index_bits: int) -> None:
+    """Index base + 3 + t, and a row of 2, both times strides nobody knows."""
+    p = TileProgram()
+    s0, s1 = p.scalar("s0"), p.scalar("s1")
+    source = p.tensor("source", (4, 100), "read", (s0, s1))
+    result = p.tensor("result", (64,), "write")
+    i = p.lanes(64)
+    at = p.op(ADD, p.op(ADD, i, p.scalar("base")), 3)
+    p.store(result, i, value=p.load(source, 2, at))
+    x = np.arange(700, dtype=np.float32)
+    for base, s0_, s1_ in ((5, 100, 1), (0, 7, 3)):
+        scalars = {"s0": s0_, "s1": s1_, "base": base}
+        arrays = {"source": x, "result": np.zeros(64, np.float32)}
+        found, _ = execute(p.func(), arrays, scalars, ctx=context(index_bits))
+        assert found["result"].tolist() == [x[2 * s0_ + (base + 3 + t) * s1_] for t in range(64)]
 
 
 def test_descending_and_mixed_indices() -> None:
