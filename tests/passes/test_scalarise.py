@@ -21,14 +21,10 @@ from tests.support import simulate
 from tests.support.arithmetic import NUMPY, Array
 from tests.support.build import conversion_program
 from tests.support.execute import context, execute, random_bits, same_bits
+from tests.support.memory import poisoned
 from tests.support.tile_program import TileProgram, transpose8
 
 ADD, SUB, MUL = BinaryKind.ADD, BinaryKind.SUB, BinaryKind.MUL
-
-
-def poison(dtype: DType) -> object:
-    """What an element nobody stored holds."""
-    return np.full(dtype.bytes, simulate.POISON, np.uint8).view(NUMPY[dtype])[0]
 
 
 def ops(func: Func, kind: type) -> list[object]:
@@ -291,7 +287,7 @@ def test_unstored_elements_are_visible_as_poison() -> None:
     p.store(result, i, value=p.add(tile.Cast(i, f32)))
     found, written = execute(p.func(), {"result": np.zeros(64, np.float32)})
     assert found["result"][:61].tolist() == list(range(61))
-    assert set(found["result"][61:]) == {poison(f32)}
+    assert set(found["result"][61:]) == set(poisoned(1, f32))
     assert written["result"].tolist() == [True] * 61 + [False] * 3
 
 
