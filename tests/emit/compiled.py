@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 import shutil
 import subprocess
@@ -130,7 +131,7 @@ class Library:
         total = int(np.prod(grid))
         edges = np.linspace(0, total, parts + 1).astype(int)
         entry = getattr(self._library, name)
-        for begin, end in zip(edges[:-1], edges[1:], strict=True):
+        for begin, end in itertools.pairwise(edges):
             entry(
                 pointers,
                 ctypes.create_string_buffer(b"".join(words), 8 * len(words) + 8),
