@@ -20,9 +20,11 @@ from metile_mlx.ir.core import Func, Op, Value, walk
 from metile_mlx.ir.metal import (
     Barrier,
     If,
+    Load,
     NumPrograms,
     ProgramId,
     Shuffle,
+    ThreadgroupLoad,
     ThreadIndex,
 )
 from metile_mlx.ir.types import PointerType, ScalarType
@@ -32,6 +34,7 @@ from metile_mlx.target import SIMD_WIDTH
 _TAKEN = (
     *("buffers", "scalars", "grid", "begin", "end", "thread", "lane", "group", "high", "low"),
     *("program", "program_x", "program_y", "program_z", "METILE_UNROLL"),
+    "METILE_UNROLL_SMALL",
     *("metile_entry", "metile_scalar", "metile_sigmoid", "metile_f32_bits", "metile_bits_f32"),
     *("metile_f16_to_f32", "metile_f32_to_f16", "metile_bf16_to_f32", "metile_f32_to_bf16"),
 )
@@ -202,8 +205,9 @@ class _Cpp(CppValues):
                     highs[value] = self.fresh(f"{names[value]}_high")
                     self.line(f"const uint32_t {highs[value]} = {text};")
         if segment.permuted:
-            self.helpers.add("unroll")
-            self.line("METILE_UNROLL")
+            small = step > SIMD_WIDTH and _is_small(segment)
+            self.helpers.add("unroll_small" if small else "unroll")
+            self.line("METILE_UNROLL_SMALL" if small else "METILE_UNROLL")
         inner = {"group": "lane", "high": "low", "": "thread"}[outer]
         self._open(f"for (uint32_t {inner} = 0; {inner} < {step}; ++{inner}) {{")
         if outer:
@@ -260,6 +264,12 @@ class _Cpp(CppValues):
     def array(self, value: Value) -> tuple[str, bool]:
         """The array a value is kept in, and whether it spans all threads."""
         return self._arrays[value], value not in self.plan.over_lanes
+
+
+def _is_small(segment: Segment) -> bool:
+    """Whether a loop reads no element of more than 16 bits."""
+    reads = (item for item in segment.ops if isinstance(item, Load | ThreadgroupLoad))
+    return all(element(item.result).bits <= 16 for item in reads)
 
 
 def _permuted(moves: AffineMap, index: str, step: int, high: bool) -> str:
