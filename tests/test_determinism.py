@@ -38,7 +38,7 @@ def texts() -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("seed", ["0", "1", "4242"])
+@pytest.mark.parametrize("seed", ["0", "4242"])
 def test_two_processes_with_two_hash_seeds_write_the_same(seed: str) -> None:
     script = "import json; from tests.test_determinism import texts; print(json.dumps(texts()))"
     done = subprocess.run(
