@@ -191,6 +191,8 @@ class Dispatch:
         """
         self._values = scalars
         self._check_scalars(scalars)
+        if self._backend.target is None:
+            self._specialisation.owned(self._options.schedule)
         source = self._request(scalars, self._backend.target).source
         if source is not None and self._backend.target is not None:
             metal.check_limits(source, self._backend.target)
@@ -312,7 +314,7 @@ class Dispatch:
         outputs = self._outputs(self._values)
         target = self._backend.target
         if target is None:
-            report = ExecutionReport(kernel=self._specialisation.func.name, target="none")
+            report = self._specialisation.owned(self._options.schedule)
             report.notes.append("reference: a graph of MLX operations; nothing was compiled")
         else:
             key = self._text_key(self._values, target, outputs)

@@ -27,7 +27,7 @@ def explain(report: ExecutionReport) -> str:
 
 def _geometry(report: ExecutionReport) -> str:
     """Nothing for the reference, which has no threads."""
-    if not report.threads:
+    if report.target == "none":
         return ""
     return f" x {report.threads} threads, {report.index_bits}-bit offsets, math {report.math_mode}"
 
