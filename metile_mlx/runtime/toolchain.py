@@ -100,7 +100,8 @@ class Toolchain:
         g++ threads the jumps of the f16 conversions apart and then vectorises no loop over them:
         x + x of f16 took 7 times as long with g++ 12.
         """
-        return () if "clang" in self.version.lower() else ("-fno-thread-jumps",)
+        is_gcc = bool(self.version) and "clang" not in self.version.lower()
+        return ("-fno-thread-jumps",) if is_gcc else ()
 
 
 @functools.cache
