@@ -1,0 +1,43 @@
+"""Runs MSL text on the CPU, thread by thread, under a checker for races and bounds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from metile_mlx.emulator import results
+from metile_mlx.emulator.kernel import EmulatedKernel, metal_kernel, options, patched
+from metile_mlx.emulator.report import Access, EmulatorError, Fault, Finding, Report, Thread
+from metile_mlx.emulator.results import take
+from metile_mlx.emulator.toolchain import available
+
+__all__ = [
+    "Access",
+    "EmulatedKernel",
+    "EmulatorError",
+    "Fault",
+    "Finding",
+    "Report",
+    "Thread",
+    "available",
+    "checked",
+    "metal_kernel",
+    "options",
+    "patched",
+    "take",
+]
+
+
+@contextlib.contextmanager
+def checked(schedules: int = 1) -> Iterator[None]:
+    """Kernels called inside the block run under the checker.
+
+    Args:
+        schedules: orders of the threads to try; from 2 on, results are compared between them.
+
+    Raises:
+        EmulatorError: on leaving the block, where a kernel that ran has faults. What was not
+            evaluated inside the block has not run.
+    """
+    with results.raising(), options(checked=True, schedules=schedules):
+        yield

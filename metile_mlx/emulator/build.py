@@ -1,0 +1,171 @@
+"""Shared objects of emulated kernels, and of the runtime they are linked to; all cached."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from metile_mlx.emulator import text as texts
+from metile_mlx.emulator import toolchain
+from metile_mlx.errors import CompileError
+from metile_mlx.runtime import cache
+from metile_mlx.runtime.toolchain import CompilerFailed, Toolchain
+
+HERE = Path(__file__).parent
+HEADERS = HERE / "headers"
+RUNTIME = ("switch.cpp", "worker.cpp", "checker.cpp", "findings.cpp", "callbacks.cpp", "run.cpp")
+
+_NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+RUNTIME_FLAGS = f"-std=c++17 -O2 {_NATIVE} -fPIC -fvisibility=default -w".split()
+KERNEL_FLAGS = (
+    f"-std=c++17 {_NATIVE} -fPIC -fvisibility=hidden -fdeclspec -fsigned-char -fwrapv "
+    "-fno-strict-aliasing -fno-exceptions -fno-rtti -fno-threadsafe-statics -nostdinc++ "
+    "-fno-math-errno -Xclang -ffloat16-excess-precision=none -w -Wno-c++11-narrowing "
+    "-Wno-reserved-user-defined-literal -fno-caret-diagnostics -fno-asynchronous-unwind-tables"
+).split()
+FAST_FLAGS = ("-O2",)
+CHECK_FLAGS = (
+    "-O1 -DMETILE_CHECKED -gline-tables-only -fno-vectorize -fno-slp-vectorize "
+    "-fsanitize=thread,alignment,array-bounds "
+    "-mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-instrument-atomics=0 "
+    "-mllvm -tsan-instrument-read-before-write=1"
+).split()
+# What Metal's math modes allow the compiler; which of it Apple's uses is not known.
+MATH_FLAGS = {
+    "safe": ("-ffp-contract=off",),
+    "relaxed": "-ffp-contract=fast -fno-signed-zeros -freciprocal-math".split(),
+    "fast": "-ffp-contract=fast -fno-signed-zeros -freciprocal-math -fassociative-math".split(),
+}
+
+
+@dataclass(frozen=True)
+class Built:
+    """A kernel that can be loaded.
+
+    Attributes:
+        path: its shared object.
+        symbol: the function `metile_u32 symbol(metile_launch*)` in it.
+        signature: the kernel's parameters.
+    """
+
+    path: Path
+    symbol: str
+    signature: texts.Signature
+
+
+@functools.cache
+def _header_text() -> str:
+    files = sorted(path for path in HEADERS.rglob("*") if path.is_file())
+    return "\n".join(path.read_text(encoding="utf-8") for path in files)
+
+
+@functools.cache
+def _runtime_text() -> str:
+    files = sorted((HERE / "runtime").glob("*"))
+    return "\n".join(path.read_text(encoding="utf-8") for path in files)
+
+
+def runtime_library(chain: Toolchain) -> Path:
+    """The shared object with fibers and checker that every kernel is linked to.
+
+    Raises:
+        CompileError: the compiler refused it.
+    """
+    key = cache.key(_runtime_text(), _header_text(), " ".join(RUNTIME_FLAGS), chain.identity())
+    with cache.locked("metile_emulator_runtime"):
+        return cache.publish(
+            f"metile_emulator-{key}.so", functools.partial(_build_runtime, chain)
+        )
+
+
+def _build_runtime(chain: Toolchain, folder: Path) -> Path:
+    objects = [str(folder / f"{name}.o") for name in RUNTIME]
+    flags = [*RUNTIME_FLAGS, f"-I{HEADERS / 'msl'}"]
+
+    def compile_one(name: str, target: str) -> None:
+        chain.run([*flags, "-c", str(HERE / "runtime" / name), "-o", target])
+
+    shared = folder / "runtime.so"
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(compile_one, RUNTIME, objects))
+        chain.run(["-shared", *objects, "-lpthread", "-ldl", "-o", str(shared)])
+    except CompilerFailed as error:
+        raise CompileError(f"{chain.name} can't build the emulator's runtime:\n{error}") from error
+    return shared
+
+
+def translation_unit(name: str, text: str, symbol: str) -> tuple[str, texts.Signature]:
+    """The C++ of a kernel's text and what its parameters are."""
+    signature = texts.signature(name, text)
+    parts = [
+        '#include "msl/mlx_utils.h"\n#line 1 "kernel.metal"\n',
+        texts.rewrite(text),
+        texts.entry(signature, symbol),
+    ]
+    return "".join(parts), signature
+
+
+_lock = threading.Lock()
+_built: dict[str, Built] = {}
+
+
+def build(name: str, text: str, *, checked: bool, math_mode: str | None = "safe") -> Built:
+    """The shared object of kernel `name` in the text MLX recorded for it.
+
+    Raises:
+        BackendError: no compiler that can.
+        CompileError: the text is not one the emulator compiles; shows the compiler's message with
+            the lines of the text.
+    """
+    chain = toolchain.find()
+    mode = MATH_FLAGS[math_mode or "safe"]
+    flags = [*KERNEL_FLAGS, *(CHECK_FLAGS if checked else FAST_FLAGS), *mode]
+    library = runtime_library(chain)
+    key = cache.key(name, text, " ".join(flags), _header_text(), library.name, chain.identity())
+    with _lock:
+        if key in _built:
+            return _built[key]
+    symbol = f"metile_emulate_{key}"
+    source, signature = translation_unit(name, text, symbol)
+    path = cache.publish(
+        f"emulated-{key}.so",
+        functools.partial(_build_kernel, chain, flags, library, source, text),
+    )
+    with _lock:
+        return _built.setdefault(key, Built(path, symbol, signature))
+
+
+def build_many(kernels: Sequence[tuple[str, str, bool]]) -> list[Built]:
+    """As `build` for each (name, text, checked), several compiler runs at once."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda each: build(each[0], each[1], checked=each[2]), kernels))
+
+
+def _build_kernel(
+    chain: Toolchain, flags: Sequence[str], library: Path, source: str, text: str, folder: Path
+) -> Path:
+    unit, target, shared = folder / "kernel.cpp", folder / "kernel.o", folder / "kernel.so"
+    unit.write_text(source, encoding="utf-8")
+    try:
+        chain.run([*flags, f"-I{HEADERS}", "-c", str(unit), "-o", str(target)])
+        chain.run(["-shared", "-nostdlib++", str(target), str(library), "-lm", "-o", str(shared)])
+    except CompilerFailed as error:
+        message = "\n".join(str(error).splitlines()[:30])
+        raise CompileError(
+            f"the emulator can't compile the kernel:\n{message}\n{numbered(text)}"
+        ) from error
+    return shared
+
+
+def numbered(text: str) -> str:
+    """The text with line numbers, as reports refer to it."""
+    lines = text.splitlines()
+    width = len(str(len(lines)))
+    return "\n".join(f"{number:>{width}} | {line}" for number, line in enumerate(lines, 1))
