@@ -19,7 +19,7 @@ from metile_mlx.runtime.toolchain import CompilerFailed, Toolchain
 
 HERE = Path(__file__).parent
 HEADERS = HERE / "headers"
-RUNTIME = ("switch.cpp", "worker.cpp", "checker.cpp", "findings.cpp", "callbacks.cpp", "run.cpp")
+RUNTIME = ("switch.cpp", "worker.cpp", "checker.cpp", "findings.cpp", "callbacks.cpp", "run.cpp", "measure.cpp")
 
 _NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 RUNTIME_FLAGS = f"-std=c++17 -O2 {_NATIVE} -fPIC -fvisibility=default -w".split()

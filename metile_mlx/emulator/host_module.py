@@ -54,6 +54,7 @@ class HostModule(Protocol):
         init_value: float | None,
         is_checked: bool,
         schedules: int,
+        threads: int,
         key: str,
     ) -> Emulation: ...
 

@@ -24,10 +24,12 @@ class Options:
     Attributes:
         checked: under the checker.
         schedules: orders of threads that a checked run tries; 1 is the natural order only.
+        threads: OS threads of an unchecked run; 0 takes one per processor where that pays.
     """
 
     checked: bool = False
     schedules: int = 1
+    threads: int = 0
 
 
 _options = Options()
@@ -35,11 +37,11 @@ _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def options(*, checked: bool, schedules: int = 1) -> Iterator[None]:
+def options(*, checked: bool, schedules: int = 1, threads: int = 0) -> Iterator[None]:
     """Sets how kernels run that are called inside the block."""
     global _options
     before = _options
-    _options = Options(checked, schedules)
+    _options = Options(checked, schedules, threads)
     try:
         yield
     finally:
@@ -176,6 +178,7 @@ class EmulatedKernel:
             call["init_value"],
             _options.checked,
             _options.schedules,
+            _options.threads,
             key,
         )
         results.launched()

@@ -44,6 +44,7 @@ struct Emulation {
   std::optional<float> init_value;
   bool is_checked;
   uint32_t schedules;
+  uint32_t threads;  // OS threads; 0 chooses
 };
 
 struct Result {
@@ -130,6 +131,7 @@ struct Run {
     launch.buffer_count = uint32_t(buffers.size());
     std::copy_n(emulation->grid, 3, launch.grid);
     std::copy_n(emulation->threadgroup, 3, launch.threadgroup);
+    launch.threads = emulation->threads;
     launch.reduction_order = schedule % 3;
     launch.schedule = schedule * 0x9e3779b97f4a7c15ull;
     if (emulation->is_checked) {

@@ -37,6 +37,7 @@ extern "C" void metile_fiber_start();
 #if defined(__x86_64__)
 inline void* first_stack_pointer(char* top, void (*main)(Fiber*), Fiber* fiber) {
   auto* word = reinterpret_cast<void**>(top);
+  *--word = nullptr;  // two words, so that the stack is aligned at the call of main
   *--word = nullptr;
   *--word = reinterpret_cast<void*>(&metile_fiber_start);
   *--word = nullptr;                              // rbp

@@ -33,6 +33,7 @@ std::shared_ptr<Emulation> make_emulation(
     std::optional<float> init_value,
     bool is_checked,
     uint32_t schedules,
+    uint32_t threads,
     std::string key) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   void* entry = library ? dlsym(library, symbol.c_str()) : nullptr;
@@ -56,6 +57,7 @@ std::shared_ptr<Emulation> make_emulation(
   made->init_value = init_value;
   made->is_checked = is_checked;
   made->schedules = schedules;
+  made->threads = threads;
   made->key = std::move(key);
   return made;
 }
@@ -123,7 +125,8 @@ NB_MODULE(metile_emulator_host, m) {
       "make", &make_emulation, nb::arg("path"), nb::arg("symbol"), nb::arg("name"),
       nb::arg("bindings"), nb::arg("shapes"), nb::arg("dtypes"), nb::arg("grid"),
       nb::arg("threadgroup"), nb::arg("ensure_row_contiguous"), nb::arg("init_value").none(),
-      nb::arg("is_checked"), nb::arg("schedules"), nb::arg("key"));
+      nb::arg("is_checked"), nb::arg("schedules"), nb::arg("threads"),
+      nb::arg("key"));
   m.def("launch", &launch, nb::arg("emulation"), nb::arg("inputs"), nb::arg("stream").none());
   m.def("take_results", &take_results);
 }
