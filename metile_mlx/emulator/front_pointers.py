@@ -17,14 +17,25 @@ BUILTIN_TYPES = frozenset(
         *(f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)),
         *(f"{name}{c}x{r}" for name in ("float", "half") for c in "234" for r in "234"),
         *(f"simdgroup_{name}8x8" for name in ("float", "half", "bfloat")),
-        *"void unsigned signed size_t ptrdiff_t uintptr_t intptr_t".split(),
-        *"atomic_int atomic_uint atomic_bool atomic_float atomic_ulong".split(),
-        *"bfloat16_t float16_t complex64_t complex_t double".split(),
+        *["void", "unsigned", "signed", "size_t", "ptrdiff_t", "uintptr_t", "intptr_t"],
+        *["atomic_int", "atomic_uint", "atomic_bool", "atomic_float", "atomic_ulong"],
+        *["bfloat16_t", "float16_t", "complex64_t", "complex_t", "double"],
     ]
 )
 BUILTIN_TEMPLATES = frozenset(
-    "vec packed_vec atomic simdgroup_matrix array matrix complex_t conditional_t enable_if_t "
-    "remove_reference_t remove_cv_t".split()
+    [
+        "vec",
+        "packed_vec",
+        "atomic",
+        "simdgroup_matrix",
+        "array",
+        "matrix",
+        "complex_t",
+        "conditional_t",
+        "enable_if_t",
+        "remove_reference_t",
+        "remove_cv_t",
+    ]
 )
 _INTEGER_WORDS = frozenset({"unsigned", "signed", "long", "short", "char", "int"})
 _NOT_NAMES = frozenset({"typename", "class", "struct", "union", "enum", "using", "typedef"})
@@ -256,8 +267,8 @@ def _variables(parsed: Parsed) -> frozenset[str]:
         if token.kind != "name" or before.text in _NOT_NAMES or token.text in CV | SPACES:
             continue
         is_attribute = after == "[" and parsed.word(at + 2) == "["
-        if before.text in ("auto", *_SCALARS) and after in ("=", ";", ",", ")", "["):
-            names.add(token.text)
-        elif is_attribute and (before.kind == "name" or before.text in ("*", "&", ">")):
+        if (before.text in ("auto", *_SCALARS) and after in ("=", ";", ",", ")", "[")) or (
+            is_attribute and (before.kind == "name" or before.text in ("*", "&", ">"))
+        ):
             names.add(token.text)
     return frozenset(names)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from metile_mlx.emulator.front_tokens import CV, SPACES, Scope, Token, closing, scopes, tokens
+from metile_mlx.emulator.front_tokens import CV, SPACES, Scope, closing, scopes, tokens
 
 Rule = Literal[
     "double",
@@ -32,8 +32,29 @@ _INSTANCE = re.compile(
 _STORAGE = CV | {"static", "constexpr", "inline", "extern", "typename", "struct", "unsigned"}
 # User functions of these names may mean Metal's: only exact types tell.
 _KEYWORDS = frozenset(
-    "if for while switch return sizeof alignof alignas decltype static_assert catch case do else "
-    "static_cast reinterpret_cast const_cast dynamic_cast template operator __attribute__".split()
+    [
+        "if",
+        "for",
+        "while",
+        "switch",
+        "return",
+        "sizeof",
+        "alignof",
+        "alignas",
+        "decltype",
+        "static_assert",
+        "catch",
+        "case",
+        "do",
+        "else",
+        "static_cast",
+        "reinterpret_cast",
+        "const_cast",
+        "dynamic_cast",
+        "template",
+        "operator",
+        "__attribute__",
+    ]
 )
 
 
@@ -232,8 +253,7 @@ def cycles(parsed: Parsed, builtins: frozenset[str]) -> list[Cycle]:
             len(by_name[each]) == 1
             and each not in builtins
             and not _is_template(parsed, by_name[each][0])
-            and by_name[each][0].parent is not None
-            and by_name[each][0].parent.kind in ("file", "namespace")
+            and not _is_method(by_name[each][0])
             for each in path
         )
         found.append(Cycle(tuple(path), line, is_certain))
@@ -242,6 +262,10 @@ def cycles(parsed: Parsed, builtins: frozenset[str]) -> list[Cycle]:
 
 def _is_template(parsed: Parsed, scope: Scope) -> bool:
     return any(token.text == "template" for token in parsed.tokens[scope.head[0] : scope.head[1]])
+
+
+def _is_method(scope: Scope) -> bool:
+    return scope.parent is not None and scope.parent.kind == "class"
 
 
 def _calls(parsed: Parsed, name: str, by_name: dict[str, list[Scope]]) -> dict[str, int]:

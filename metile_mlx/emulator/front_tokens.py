@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 SPACES = frozenset(
-    "device constant thread threadgroup threadgroup_imageblock ray_data object_data".split()
+    [
+        "device",
+        "constant",
+        "thread",
+        "threadgroup",
+        "threadgroup_imageblock",
+        "ray_data",
+        "object_data",
+    ]
 )
 CV = frozenset({"const", "volatile", "restrict", "__restrict", "__restrict__"})
 

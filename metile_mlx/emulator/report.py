@@ -139,12 +139,13 @@ def describe(raw: dict[str, object]) -> str:
     element = f"{array}[{index}]"
     size = _int(raw, "array_bytes") // max(1, _int(raw, "item_bytes"))
     access, previous = access_of(raw, "access").value, access_of(raw, "other_access").value
-    detail = str(raw["detail"])
+    # clang adds what a type is an alias of.
+    detail = str(raw["detail"]).partition(" (aka")[0]
     match fault:
         case Fault.RACE:
             return (
-                f"data race on {space} memory {element}: {access} by {thread}, after a {previous} "
-                f"by {other}, and nothing orders the two"
+                f"data race on {space} memory {element}: {access} by {thread}, unordered with the "
+                f"{previous} by {other}"
             )
         case Fault.BOUNDS if not array:
             return f"index {raw['byte_offset']} is out of bounds of {detail}, in {thread}"

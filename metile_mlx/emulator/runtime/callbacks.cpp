@@ -104,8 +104,8 @@ void __ubsan_handle_out_of_bounds_abort(void* data, uintptr_t index) {
   index_fault(static_cast<const Index*>(data), index);
 }
 
-void metile_atomic(const volatile void* at, metile_u32 bytes, bool writes) {
-  active_checker->atomic(reinterpret_cast<uintptr_t>(at), bytes, writes, METILE_CODE);
+void metile_atomic(const volatile void* at, metile_u32 bytes, metile_u32 kind) {
+  active_checker->atomic(reinterpret_cast<uintptr_t>(at), bytes, kind, METILE_CODE);
 }
 void metile_inactive(const char* name, metile_u32 lane, metile_u32 line) {
   active_checker->inactive(name, lane, line);

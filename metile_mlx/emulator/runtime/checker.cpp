@@ -245,7 +245,8 @@ void Checker::write(Region& region, uint64_t number, uintptr_t code) {
   cell.write = now();
 }
 
-void Checker::atomic(uintptr_t address, uint64_t bytes, bool writes, uintptr_t code) {
+void Checker::atomic(uintptr_t address, uint64_t bytes, uint32_t kind, uintptr_t code) {
+  const bool writes = kind != METILE_LOAD;
   const uint64_t offset = address - arena_;
   if (offset >= kArenaBytes) {
     return;
@@ -271,7 +272,7 @@ void Checker::atomic(uintptr_t address, uint64_t bytes, bool writes, uintptr_t c
     } else if (writes) {
       races(region, i, cell.reads, METILE_ATOMIC, METILE_READ, code);
     }
-    if (!is_written(region, i)) {
+    if (kind != METILE_STORE && !is_written(region, i)) {
       if (auto* finding =
               find(METILE_UNINITIALISED, &region, METILE_ATOMIC, METILE_NO_ACCESS, 0, code)) {
         who(*finding, thread_);

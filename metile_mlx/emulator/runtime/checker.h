@@ -80,7 +80,7 @@ class Checker {
   void divergent_barrier(uint32_t line, uint32_t thread, uint32_t missing, bool has_ended);
   void* add_threadgroup(const char* name, uint64_t bytes, uint32_t item, uint64_t total);
   void inactive(const char* name, uint32_t lane, uint32_t line);
-  void crash(const char* what, const uint32_t* group, uint32_t thread);
+  void crash(const char* what, const uint32_t* group, uint32_t thread, uintptr_t code);
   // Reports what was never written and hands the outputs to the host.
   void finish(bool is_complete);
 
@@ -111,7 +111,7 @@ class Checker {
       WRITES ? write(region, i, code) : read(region, i, code);
     }
   }
-  void atomic(uintptr_t address, uint64_t bytes, bool writes, uintptr_t code);
+  void atomic(uintptr_t address, uint64_t bytes, uint32_t kind, uintptr_t code);
   void misaligned(uintptr_t address, uint64_t align, const char* type, uint32_t line);
   void index_out_of_bounds(const char* type, int64_t index, uint32_t line);
 

@@ -209,8 +209,9 @@ void Checker::flush_index() {
   }
 }
 
-void Checker::crash(const char* what, const uint32_t* group, uint32_t thread) {
-  auto* finding = find(METILE_CRASH, nullptr, METILE_NO_ACCESS, METILE_NO_ACCESS, 0, 0);
+void Checker::crash(
+    const char* what, const uint32_t* group, uint32_t thread, uintptr_t code) {
+  auto* finding = find(METILE_CRASH, nullptr, METILE_NO_ACCESS, METILE_NO_ACCESS, 0, code);
   if (finding) {
     std::copy_n(group, 3, finding->group);
     finding->thread = thread;

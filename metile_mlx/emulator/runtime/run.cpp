@@ -56,7 +56,7 @@ void handle(int signal, siginfo_t* info, void* raw) {
     // At an overflow the stack pointer is in the guard page, which is of the same stack.
     Fiber* fiber = record_of(stack_of(context));
     if (worker->owns(fiber)) {
-      void* load = worker->abandon(signal, reinterpret_cast<uintptr_t>(info->si_addr), fiber);
+      void* load = worker->abandon(signal, instruction(context) + 1, fiber);
       go_to_scheduler(context, worker->emergency_stack(), load);
       return;
     }
@@ -250,7 +250,8 @@ uint32_t run_checked(Dispatch& dispatch, metile_launch* launch, Outcome& outcome
     run_all(dispatch, outcome);
   }
   if (outcome.crash.happened) {
-    checker.crash(signal_text(outcome.crash.signal), outcome.crash.group, outcome.crash.thread);
+    checker.crash(signal_text(outcome.crash.signal), outcome.crash.group, outcome.crash.thread,
+        outcome.crash.code);
   }
   checker.finish(!outcome.crash.happened);
   active_checker = nullptr;

@@ -287,10 +287,10 @@ void* Worker::shared(
   return sites_[site % kMaxSites] = at;
 }
 
-void* Worker::abandon(int signal, uintptr_t address, Fiber* fiber) {
+void* Worker::abandon(int signal, uintptr_t code, Fiber* fiber) {
   crash_.happened = true;
   crash_.signal = signal;
-  crash_.address = address;
+  crash_.code = code;
   const auto& at = fiber->attributes;
   std::copy_n(at.threadgroup_position_in_grid, 3, crash_.group);
   crash_.thread = at.thread_index_in_threadgroup;

@@ -36,7 +36,7 @@ struct Dispatch {
 struct Crash {
   bool happened = false;
   int signal = 0;
-  uintptr_t address = 0;
+  uintptr_t code = 0;  // after the instruction
   uint32_t group[3] = {};
   uint32_t thread = 0;
 };
@@ -66,7 +66,7 @@ class Worker {
     return shared_bytes_;
   }
   // Called by the signal handler on a fiber's stack: where the scheduler goes on.
-  void* abandon(int signal, uintptr_t address, Fiber* fiber);
+  void* abandon(int signal, uintptr_t code, Fiber* fiber);
   bool owns(const Fiber* fiber) const {
     return stacks_->contains(fiber);
   }

@@ -83,6 +83,8 @@ struct metile_finding {
   char detail[128];
 };
 
+enum metile_atomic_kind { METILE_LOAD = 0, METILE_STORE = 1, METILE_MODIFY = 2 };
+
 struct metile_launch {
   const metile_buffer* buffers;
   metile_u32 buffer_count;
@@ -121,7 +123,7 @@ metile_u32 metile_lane();
 void* metile_threadgroup(
     metile_u32 site, metile_u64 bytes, metile_u64 align, metile_u32 item_bytes, const char* name);
 // Of checked kernels only.
-void metile_atomic(const volatile void* address, metile_u32 bytes, bool writes);
+void metile_atomic(const volatile void* address, metile_u32 bytes, metile_u32 kind);
 void metile_inactive(const char* name, metile_u32 source_lane, metile_u32 line);
 void metile_float_atomic();
 // Runs a kernel: `thread` is called for every thread. Returns 0, or a metile_fault that ended it.

@@ -29,14 +29,14 @@ struct atomic {
 };
 
 #ifdef METILE_CHECKED
-#define METILE_NOTE_ATOMIC(pointer, writes) \
-  ::metile_atomic(&(pointer)->metile_value, sizeof(T), writes)
+#define METILE_NOTE_ATOMIC(pointer, kind) \
+  ::metile_atomic(&(pointer)->metile_value, sizeof(T), kind)
 #define METILE_NOTE_FLOAT(T)                  \
   if constexpr (is_floating_point_v<T>) {     \
     ::metile_float_atomic();                  \
   }
 #else
-#define METILE_NOTE_ATOMIC(pointer, writes)
+#define METILE_NOTE_ATOMIC(pointer, kind)
 #define METILE_NOTE_FLOAT(T)
 #endif
 // The host's own access, hidden from the instrumentation: the check is the line above it.
@@ -80,33 +80,33 @@ struct metile_subtract {
 
 template <typename T>
 METILE_INLINE T atomic_load_explicit(const volatile atomic<T>* object, memory_order) {
-  METILE_NOTE_ATOMIC(object, false);
+  METILE_NOTE_ATOMIC(object, METILE_LOAD);
   return metile_atomic_load(&object->metile_value);
 }
 template <typename T>
 METILE_INLINE void atomic_store_explicit(
     volatile atomic<T>* object, type_identity_t<T> desired, memory_order) {
-  METILE_NOTE_ATOMIC(object, true);
+  METILE_NOTE_ATOMIC(object, METILE_STORE);
   metile_atomic_store(&object->metile_value, desired);
 }
 template <typename T>
 METILE_INLINE T atomic_exchange_explicit(
     volatile atomic<T>* object, type_identity_t<T> desired, memory_order) {
-  METILE_NOTE_ATOMIC(object, true);
+  METILE_NOTE_ATOMIC(object, METILE_MODIFY);
   return metile_atomic_swap(&object->metile_value, desired);
 }
 template <typename T>
 METILE_INLINE bool atomic_compare_exchange_weak_explicit(
     volatile atomic<T>* object, T* expected, type_identity_t<T> desired, memory_order,
     memory_order) {
-  METILE_NOTE_ATOMIC(object, true);
+  METILE_NOTE_ATOMIC(object, METILE_MODIFY);
   return metile_atomic_swap_if(&object->metile_value, expected, desired);
 }
 #define METILE_FETCH(name, functor, condition)                                             \
   template <typename T, typename = enable_if_t<condition>>                                 \
   METILE_INLINE T atomic_fetch_##name##_explicit(                                          \
       volatile atomic<T>* object, type_identity_t<T> operand, memory_order) {              \
-    METILE_NOTE_ATOMIC(object, true);                                                      \
+    METILE_NOTE_ATOMIC(object, METILE_MODIFY);                                                      \
     METILE_NOTE_FLOAT(T);                                                                  \
     return metile_atomic_modify<functor>(&object->metile_value, operand);                  \
   }

@@ -147,16 +147,17 @@ struct common_type<T, U> {
 template <typename... Ts>
 using common_type_t = typename common_type<Ts...>::type;
 
-template <typename T, typename U>
-METILE_INLINE constexpr enable_if_t<sizeof(T) == sizeof(U), T> metile_bits(const U& value) {
-  return __builtin_bit_cast(T, value);
-}
-
 }  // namespace metal
 
 // Sizes must be equal, as in Metal.
 template <typename T, typename U>
 METILE_INLINE constexpr T as_type(const U& value) {
   static_assert(sizeof(T) == sizeof(U), "as_type needs types of equal size");
-  return __builtin_bit_cast(T, value);
+  if constexpr (__is_trivially_copyable(T) && __is_trivially_copyable(U)) {
+    return __builtin_bit_cast(T, value);
+  } else {
+    T out;
+    __builtin_memcpy(&out, &value, sizeof out);
+    return out;
+  }
 }

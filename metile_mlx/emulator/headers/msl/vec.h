@@ -58,10 +58,30 @@ METILE_INLINE constexpr void metile_fill(V& out, int& at, const A& value) {
     return out;                                                                     \
   }
 
+// A trivial copy checks no alignment; in checked kernels each copy is a call, whose operands are
+// references and so are checked.
+#ifdef METILE_CHECK_COPIES
+#define METILE_VEC_COPY(N)                                       \
+  METILE_INLINE constexpr vec(const vec& other) : metile_data{} { \
+    for (int i = 0; i < N; ++i) {                                \
+      metile_data[i] = other.metile_data[i];                     \
+    }                                                            \
+  }                                                              \
+  METILE_INLINE constexpr vec& operator=(const vec& other) {     \
+    for (int i = 0; i < N; ++i) {                                \
+      metile_data[i] = other.metile_data[i];                     \
+    }                                                            \
+    return *this;                                                \
+  }
+#else
+#define METILE_VEC_COPY(N)
+#endif
+
 #define METILE_VEC_COMMON(N)                                                                   \
   using metile_element = T;                                                                    \
   static constexpr int metile_size = N;                                                        \
   vec() = default;                                                                             \
+  METILE_VEC_COPY(N)                                                                           \
   template <typename S, typename = enable_if_t<is_arithmetic_v<S>>>                            \
   METILE_INLINE constexpr vec(S value) : metile_data{} {                                       \
     for (int i = 0; i < N; ++i) {                                                              \
@@ -270,6 +290,7 @@ struct packed_vec<T, 4> {
 #undef METILE_VEC_BINARY
 #undef METILE_VEC_COMPARE
 #undef METILE_VEC_COMMON
+#undef METILE_VEC_COPY
 #undef METILE_PACKED_COMMON
 #undef METILE_PACKED_OP
 
