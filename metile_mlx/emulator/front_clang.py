@@ -27,9 +27,10 @@ from metile_mlx.runtime.toolchain import Toolchain
 HEADERS = Path(__file__).with_name("headers")
 _NAME = "program.metal"
 _FLAGS = (
-    "-x c++ -std=c++17 -w -ferror-limit=0 -fno-caret-diagnostics -fno-elide-type "
-    "-fno-lax-vector-conversions -nostdinc -fdeclspec -Xclang -cl-single-precision-constant"
-).split()
+    *("-x", "c++", "-std=c++17", "-w", "-ferror-limit=0", "-fno-caret-diagnostics"),
+    *("-fno-elide-type", "-nostdinc", "-fno-lax-vector-conversions", "-fdeclspec"),
+    *("-Xclang", "-cl-single-precision-constant"),
+)
 
 _INCLUDE = re.compile(r"^([ \t]*#[ \t]*(?:include|import)\b)[^\n]*", re.M)
 _MARKER = re.compile(r'# (\d+) "([^"]*)"')
@@ -86,8 +87,10 @@ def _blank(match: re.Match[str]) -> str:
 def check_types(parsed: Parsed, toolchain: Toolchain) -> list[FrontFinding]:
     """Pointers that change their address space, and vectors that change their type."""
     done = subprocess.run(
-        [*toolchain.command, *_FLAGS, "-fsyntax-only", "-include"]
-        + [str(HEADERS / "front" / "spaces.h"), "-Xclang", "-ast-dump", "-"],
+        [
+            *[*toolchain.command, *_FLAGS, "-fsyntax-only", "-Xclang", "-ast-dump"],
+            *["-include", str(HEADERS / "front" / "spaces.h"), "-"],
+        ],
         input=f'#line 1 "{_NAME}"\n' + _for_spaces(parsed),
         capture_output=True,
         text=True,
@@ -132,6 +135,8 @@ def _for_spaces(parsed: Parsed) -> str:
     return _concrete("".join([*out, parsed.text[done:]]))
 
 
+# C++ takes no attributes on an explicit instantiation.
+_ATTRIBUTES = re.compile(r"template\s*\[\[\s*host_name\([^)]*\)\s*\]\]\s*\[\[\s*kernel\s*\]\]")
 _INSTANCE = re.compile(
     r"template\s*\[\[\s*host_name\([^)]*\)\s*\]\]\s*\[\[\s*kernel\s*\]\]\s*"
     r"decltype\((?P<name>\w+)<(?P<arguments>[^;]*)>\)\s*(?P=name)\s*<[^;]*>\s*;",
@@ -145,9 +150,7 @@ def _concrete(text: str) -> str:
     A parse of an instance stops at its first error, a plain function is read to its end.
     """
     instances = list(_INSTANCE.finditer(text))
-    text = re.sub(
-        r"template\s*\[\[\s*host_name\([^)]*\)\s*\]\]\s*\[\[\s*kernel\s*\]\]", "template", text
-    )
+    text = _ATTRIBUTES.sub("template", text)
     if len(instances) != 1:
         return text
     name, arguments = instances[0]["name"], texts._split(instances[0]["arguments"])
@@ -244,9 +247,8 @@ def _spaces(kind: str) -> list[str]:
 
 def _changes_space(first: str, second: str) -> bool:
     """Whether two pointers or references differ in an address space."""
-    if not any(mark in first + second for mark in "*&") and "address_space" not in first + second:
-        return False
-    return _spaces(first) != _spaces(second)
+    is_pointer = any(mark in first + second for mark in "*&")
+    return is_pointer and _spaces(first) != _spaces(second)
 
 
 def _changes_vector(first: str, second: str) -> bool:
@@ -283,9 +285,7 @@ def _space_name(match: re.Match[str]) -> str:
     return _SPACE_NAMES.get(match[1], match[0])
 
 
-_LOCATION = re.compile(
-    r"(?:<stdin>|(?P<file>[^\s<>,:]+)):(?P<fline>\d+):\d+|line:(?P<line>\d+):\d+"
-)
+_LOCATION = re.compile(r"line:(?P<line>\d+):\d+|(?P<file>[^\s<>,:]+):(?P<first>\d+):\d+")
 
 
 def _casts(parsed: Parsed, dump: str) -> Iterator[FrontFinding]:
@@ -293,10 +293,9 @@ def _casts(parsed: Parsed, dump: str) -> Iterator[FrontFinding]:
     line, is_own = 0, False
     for row in dump.splitlines():
         for match in _LOCATION.finditer(row.partition(" '")[0]):
-            if match["fline"]:
-                line, is_own = int(match["fline"]), match["file"] == _NAME
-            else:
-                line = int(match["line"])
+            if match["file"]:
+                is_own = match["file"] == _NAME
+            line = int(match["line"] or match["first"])
         cast = re.search(r"(?:CStyleCast|CXXFunctionalCast)Expr .*? '([^']*)'", row)
         if cast and is_own and "<AddressSpaceConversion>" in row:
             message = f"a cast to '{_plain(cast[1])}' changes the address space of the pointer"
@@ -312,15 +311,14 @@ def resolve(parsed: Parsed, cycle: Cycle, toolchain: Toolchain) -> bool | None:
 
     Overloads and instances of templates are functions of their own in clang's output.
     """
-    source = re.sub(
-        r"template\s*\[\[\s*host_name\([^)]*\)\s*\]\]\s*\[\[\s*kernel\s*\]\]",
-        "template",
-        parsed.text,
-    )
     done = subprocess.run(
-        [*toolchain.command, *_FLAGS, "-S", "-emit-llvm", "-O0", "-Xclang", "-disable-llvm-passes"]
-        + ["-include", str(HEADERS / "msl" / "all.h"), f"-I{HEADERS}", "-o", "-", "-"],
-        input='#include "msl/mlx_utils.h"\nusing namespace metal;\n' + _static(source, parsed),
+        [
+            *toolchain.command,
+            *_FLAGS,
+            *["-S", "-emit-llvm", "-O0", "-Xclang", "-disable-llvm-passes"],
+            *["-Wno-reserved-user-defined-literal", f"-I{HEADERS}", "-o", "-", "-"],
+        ],
+        input=f'#include "msl/mlx_utils.h"\n{_ATTRIBUTES.sub("template", parsed.text)}',
         capture_output=True,
         text=True,
         errors="replace",
@@ -333,14 +331,12 @@ def resolve(parsed: Parsed, cycle: Cycle, toolchain: Toolchain) -> bool | None:
         name = _DEFINE.match(body)
         if name:
             graph[name[1]] = set(_CALL.findall(body))
-    members = {n for n in graph if any(re.search(rf"\d{each}(?![a-z])", n) for each in cycle.names)}
+    # `1f` is the name `f` in a mangled name: its length comes first.
+    mangled = re.compile("|".join(rf"(?<!\d){len(each)}{each}" for each in cycle.names))
+    members = {name for name in graph if mangled.search(name)}
     if not members:
         return None
     return any(_reaches(start, graph) for start in members)
-
-
-def _static(source: str, parsed: Parsed) -> str:
-    return source
 
 
 def _reaches(start: str, graph: dict[str, set[str]]) -> bool:

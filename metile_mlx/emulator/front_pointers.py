@@ -198,6 +198,7 @@ def _decltype(parsed: Parsed, end: int) -> int | None:
 def _types(parsed: Parsed) -> _Types:
     known = set(BUILTIN_TYPES)
     templates = set(BUILTIN_TEMPLATES)
+    typedefs: set[str] = set()
     with_space: set[str] = set()
     parameters: list[tuple[str, int, int]] = []
     for at, token in enumerate(parsed.tokens):
@@ -214,14 +215,14 @@ def _types(parsed: Parsed) -> _Types:
             end = at
             while parsed.word(end) not in ("", ";"):
                 end += 1
-            known.add(parsed.word(end - 1))
+            typedefs.add(parsed.word(end - 1))
             if _alias_space(parsed, at + 1):
                 with_space.add(parsed.word(end - 1))
         elif token.text == "template" and name == "<":
             parameters += _parameters(parsed, at)
-    shadowed = _variables(parsed)
+    shadowed = _variables(parsed) - typedefs - BUILTIN_TYPES
     return _Types(
-        frozenset(known) - (shadowed - BUILTIN_TYPES),
+        frozenset(known | typedefs) - shadowed,
         frozenset(templates),
         frozenset(with_space),
         tuple(each for each in parameters if each[0] not in shadowed),

@@ -179,7 +179,11 @@ REJECTED = {
         "",
     ),
     "threadgroup at program scope": ("threadgroup-scope", "threadgroup float t[32];@", ""),
-    "threadgroup at program scope, initialised": ("threadgroup-scope", "threadgroup int n = 0;@", ""),
+    "threadgroup at program scope, initialised": (
+        "threadgroup-scope",
+        "threadgroup int n = 0;@",
+        "",
+    ),
     "threadgroup in a namespace": ("threadgroup-scope", "namespace n { threadgroup int a; }@", ""),
     "threadgroup field": ("threadgroup-scope", "struct S {\n  threadgroup float a[4];@\n};", ""),
     "threadgroup vec in a function": (
