@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from metile_mlx.emulator import results
 from metile_mlx.emulator.kernel import EmulatedKernel, metal_kernel, options, patched
 from metile_mlx.emulator.report import Access, EmulatorError, Fault, Finding, Report, Thread
-from metile_mlx.emulator.results import take
+from metile_mlx.emulator.results import completed_runs, take
 from metile_mlx.emulator.toolchain import available
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Thread",
     "available",
     "checked",
+    "completed_runs",
     "metal_kernel",
     "options",
     "patched",

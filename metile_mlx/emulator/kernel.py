@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ MAX_THREADS = 1024
 _KINDS = {"_shape": 1, "_strides": 2, "_ndim": 3}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Options:
     """How kernels that are called now run.
 
@@ -32,20 +32,17 @@ class Options:
     threads: int = 0
 
 
-_options = Options()
-_lock = threading.Lock()
+_options: ContextVar[Options] = ContextVar("emulator_options", default=Options())
 
 
 @contextlib.contextmanager
 def options(*, checked: bool, schedules: int = 1, threads: int = 0) -> Iterator[None]:
     """Sets how kernels run that are called inside the block."""
-    global _options
-    before = _options
-    _options = Options(checked, schedules, threads)
+    token = _options.set(Options(checked, schedules, threads))
     try:
         yield
     finally:
-        _options = before
+        _options.reset(token)
 
 
 class EmulatedKernel:
@@ -160,8 +157,9 @@ class EmulatedKernel:
     def _launch(
         self, captured: CapturedKernel, arrays: list[mx.array], call: dict[str, Any], stream: Any
     ) -> list[mx.array]:
+        options = _options.get()
         built = build.build(
-            captured.name, captured.text, checked=_options.checked, math_mode=self._math_mode
+            captured.name, captured.text, checked=options.checked, math_mode=self._math_mode
         )
         host = host_module.load()
         key = results.register(self.name, captured.text, built.path)
@@ -176,12 +174,11 @@ class EmulatedKernel:
             list(call["threadgroup"]),
             self._row_contiguous,
             call["init_value"],
-            _options.checked,
-            _options.schedules,
-            _options.threads,
+            options.checked,
+            options.schedules,
+            options.threads,
             key,
         )
-        results.launched()
         return host.launch(emulation, arrays, _cpu(stream))
 
     def _bindings(self, built: build.Built) -> list[tuple[int, int, str]]:

@@ -16,7 +16,6 @@ from metile_mlx.runtime.optional import mx
 
 _lock = threading.Lock()
 _kernels: dict[str, tuple[str, str, Path]] = {}
-_launches = 0
 
 
 def register(name: str, text: str, path: Path) -> str:
@@ -27,16 +26,10 @@ def register(name: str, text: str, path: Path) -> str:
     return key
 
 
-def launched() -> None:
-    """Counts a launch that was asked for; it may not have run yet."""
-    global _launches
-    with _lock:
-        _launches += 1
-
-
-def launches() -> int:
-    """Launches asked for since the process began."""
-    return _launches
+def completed_runs() -> int:
+    """Launches that have run since the process began. Waits for all that runs on the CPU."""
+    mx.synchronize(mx.default_stream(mx.Device(mx.DeviceType.cpu, 0)))
+    return host_module.load().completed_runs()
 
 
 @functools.lru_cache(maxsize=4096)

@@ -51,7 +51,7 @@ Checker::Checker(metile_launch* launch) : launch_(launch), regions_(kSlots) {
   for (uint32_t i = 0; i < launch->buffer_count; ++i) {
     const auto& buffer = launch->buffers[i];
     // Addresses keep their alignment: a view that starts at element 1 stays misaligned.
-    const uint64_t offset = reinterpret_cast<uintptr_t>(buffer.data) % 64;
+    const uint64_t offset = buffer.view_offset % 64;
     Region& region = regions_[add_region(buffer.name, buffer.bytes, offset)];
     region.item_bytes = std::max(1u, buffer.item_bytes);
     region.is_output = buffer.role == METILE_OUTPUT;

@@ -96,7 +96,7 @@ nb::dict as_dict(const metile_finding& found) {
   return out;
 }
 
-// (key, runs, findings) of every emulation that has run since the last call.
+// (key, findings) of every checked launch since the last call.
 nb::list take_results() {
   std::vector<Result> taken;
   {
@@ -129,4 +129,8 @@ NB_MODULE(metile_emulator_host, m) {
       nb::arg("key"));
   m.def("launch", &launch, nb::arg("emulation"), nb::arg("inputs"), nb::arg("stream").none());
   m.def("take_results", &take_results);
+  m.def("completed_runs", [] {
+    std::lock_guard<std::mutex> lock(results_mutex());
+    return completed_runs();
+  });
 }

@@ -37,7 +37,7 @@ struct metile_buffer {
   metile_u32 item_bytes;
   metile_u32 role;         // metile_buffer_role
   metile_u32 initialised;  // an output filled before the launch
-  metile_u32 reserved;
+  metile_u32 view_offset;  // bytes from the start of the allocation, which devices align
   const char* name;
 };
 
