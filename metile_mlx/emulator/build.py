@@ -102,6 +102,22 @@ def _build_runtime(chain: Toolchain, folder: Path) -> Path:
     return shared
 
 
+def _precompiled(chain: Toolchain, flags: Sequence[str]) -> Path:
+    """The headers, parsed once for all kernels with these flags: half the time of a build."""
+    key = cache.key(_header_text(), str(HEADERS), " ".join(flags), chain.identity())
+
+    def make(folder: Path) -> Path:
+        target = folder / "headers.pch"
+        header = HEADERS / "msl" / "mlx_utils.h"
+        chain.run(
+            [*flags, f"-I{HEADERS}", "-Xclang", "-fno-pch-timestamp", "-x", "c++-header",
+             str(header), "-o", str(target)]
+        )  # fmt: skip
+        return target
+
+    return cache.publish(f"emulator-headers-{key}.pch", make)
+
+
 def translation_unit(name: str, text: str, symbol: str) -> tuple[str, texts.Signature]:
     """The C++ of a kernel's text and what its parameters are."""
     signature = texts.signature(name, text)
@@ -154,15 +170,14 @@ def _build_kernel(
 ) -> Path:
     unit, target, shared = folder / "kernel.cpp", folder / "kernel.o", folder / "kernel.so"
     unit.write_text(source, encoding="utf-8")
-    compiling = [*flags, f"-I{HEADERS}", "-c", str(unit), "-o", str(target)]
     try:
         try:
-            chain.run(compiling)
+            _compile(chain, flags, unit, target)
         except CompilerFailed:
             # Vectors whose copies are checked can't be copied as members of a union.
             if CHECK_COPIES not in flags:
                 raise
-            chain.run([flag for flag in compiling if flag != CHECK_COPIES])
+            _compile(chain, [flag for flag in flags if flag != CHECK_COPIES], unit, target)
         chain.run(["-shared", "-nostdlib++", str(target), str(library), "-lm", "-o", str(shared)])
     except CompilerFailed as error:
         message = "\n".join(str(error).splitlines()[:30])
@@ -170,6 +185,11 @@ def _build_kernel(
             f"the emulator can't compile the kernel:\n{message}\n{numbered(text)}"
         ) from error
     return shared
+
+
+def _compile(chain: Toolchain, flags: Sequence[str], unit: Path, target: Path) -> None:
+    headers = ["-include-pch", str(_precompiled(chain, flags))]
+    chain.run([*flags, f"-I{HEADERS}", *headers, "-c", str(unit), "-o", str(target)])
 
 
 def numbered(text: str) -> str:

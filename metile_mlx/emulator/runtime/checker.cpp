@@ -51,19 +51,21 @@ Checker::Checker(metile_launch* launch) : launch_(launch), regions_(kSlots) {
   for (uint32_t i = 0; i < launch->buffer_count; ++i) {
     const auto& buffer = launch->buffers[i];
     // Addresses keep their alignment: a view that starts at element 1 stays misaligned.
-    const uint64_t offset = buffer.view_offset % 64;
-    Region& region = regions_[add_region(buffer.name, buffer.bytes, offset)];
+    const uint64_t offset = (buffer.view_offset + 64 - buffer.lead_bytes % 64) % 64;
+    const uint64_t bytes = buffer.lead_bytes + buffer.bytes;
+    Region& region = regions_[add_region(buffer.name, bytes, offset)];
+    region.lead = buffer.lead_bytes;
     region.item_bytes = std::max(1u, buffer.item_bytes);
     region.is_output = buffer.role == METILE_OUTPUT;
     region.is_initialised = !region.is_output || buffer.initialised;
-    region.host = buffer.data;
-    if (region.is_initialised && buffer.bytes) {
-      std::memcpy(reinterpret_cast<void*>(region.base), buffer.data, buffer.bytes);
+    region.host = static_cast<char*>(buffer.data) - region.lead;
+    if (region.is_initialised && bytes) {
+      std::memcpy(reinterpret_cast<void*>(region.base), region.host, bytes);
     }
     if (region.is_output) {
       add_cells(region, buffer.item_bytes);
     }
-    addresses_.push_back(reinterpret_cast<void*>(region.base));
+    addresses_.push_back(reinterpret_cast<void*>(region.base + region.lead));
   }
 }
 

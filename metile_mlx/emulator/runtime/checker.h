@@ -47,6 +47,7 @@ enum Space : uint32_t { kDevice = 0, kThreadgroup = 1 };
 struct Region {
   uintptr_t base = 0;
   uint64_t bytes = 0;
+  uint64_t lead = 0;  // bytes before element 0
   Cell* cells = nullptr;  // null where the kernel only reads: nothing to race with
   AtomicCell* atomics = nullptr;
   uint64_t cell_count = 0;

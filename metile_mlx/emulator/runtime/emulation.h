@@ -101,9 +101,14 @@ class Aligned {
       if (reinterpret_cast<uintptr_t>(buffer.data) % kAlign == 0) {
         continue;
       }
-      void* copy = std::aligned_alloc(kAlign, (buffer.bytes + kAlign) / kAlign * kAlign);
-      std::memcpy(copy, buffer.data, buffer.bytes);
-      buffer.data = copy;
+      const size_t lead = (buffer.lead_bytes + kAlign - 1) / kAlign * kAlign;
+      const size_t bytes = lead + (buffer.bytes + kAlign) / kAlign * kAlign;
+      char* copy = static_cast<char*>(std::aligned_alloc(kAlign, bytes));
+      copies_.push_back(copy);
+      std::memcpy(
+          copy + lead - buffer.lead_bytes, static_cast<char*>(buffer.data) - buffer.lead_bytes,
+          buffer.lead_bytes + buffer.bytes);
+      buffer.data = copy + lead;
     }
   }
   Aligned(const Aligned&) = delete;
@@ -117,12 +122,15 @@ class Aligned {
       if (buffer.role == METILE_OUTPUT) {
         std::memcpy(hosts_[i], buffer.data, buffer.bytes);
       }
-      std::free(buffer.data);
+    }
+    for (char* copy : copies_) {
+      std::free(copy);
     }
   }
 
  private:
   static constexpr size_t kAlign = 64;
+  std::vector<char*> copies_;
   std::vector<metile_buffer>& buffers_;
   std::vector<void*> hosts_;
 };
@@ -337,11 +345,13 @@ class EmulatorPrimitive : public mx::Primitive {
         break;
       case Binding::kInput:
         buffer.role = METILE_INPUT;
-        buffer.view_offset = uint32_t(array.offset());
+        buffer.view_offset = uint32_t(array.offset() % 64);
+        buffer.lead_bytes = extent(array, -1);
         break;
     }
     return as_buffer(
-        buffer, const_cast<char*>(array.data<char>()), extent(array), array.itemsize());
+        buffer, const_cast<char*>(array.data<char>()),
+        array.size() ? extent(array, 1) + array.itemsize() : 0, array.itemsize());
   }
 
   static metile_buffer as_buffer(
@@ -352,17 +362,16 @@ class EmulatorPrimitive : public mx::Primitive {
     return buffer;
   }
 
-  // Bytes from the first element to the end of the last one that the strides reach.
-  static size_t extent(const mx::array& array) {
-    if (!array.size()) {
-      return 0;
-    }
-    size_t last = 0;
+  // Bytes from the first element to the farthest that strides of this sign reach.
+  static size_t extent(const mx::array& array, int sign) {
+    size_t farthest = 0;
     for (int axis = 0; axis < int(array.ndim()); ++axis) {
-      const auto stride = array.strides()[axis];
-      last += stride > 0 ? size_t(stride) * size_t(array.shape(axis) - 1) : 0;
+      const int64_t stride = sign * array.strides()[axis];
+      if (stride > 0 && array.shape(axis) > 1) {
+        farthest += size_t(stride) * size_t(array.shape(axis) - 1);
+      }
     }
-    return (last + 1) * array.itemsize();
+    return array.size() ? farthest * array.itemsize() : 0;
   }
 
   const std::shared_ptr<const Emulation> emulation_;

@@ -43,7 +43,7 @@ void Checker::who(metile_finding& finding, uint32_t thread) const {
 
 void Checker::where(
     metile_finding& finding, const Region& region, int64_t offset, uint64_t bytes) const {
-  finding.byte_offset = offset;
+  finding.byte_offset = offset - int64_t(region.lead);
   finding.bytes = bytes;
   finding.array_bytes = region.bytes;
   finding.item_bytes = region.item_bytes;

@@ -33,7 +33,8 @@ enum metile_buffer_role { METILE_INPUT = 0, METILE_OUTPUT = 1, METILE_INFO = 2 }
 // One bound buffer.
 struct metile_buffer {
   void* data;
-  metile_u64 bytes;
+  metile_u64 bytes;       // from `data` on
+  metile_u64 lead_bytes;  // before `data`: what negative strides reach
   metile_u32 item_bytes;
   metile_u32 role;         // metile_buffer_role
   metile_u32 initialised;  // an output filled before the launch
