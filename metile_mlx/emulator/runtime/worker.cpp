@@ -264,10 +264,31 @@ bool Worker::release_barrier() {
   for (const uint32_t i : simdgroup_order_) {
     if (i < count && released[i] && !crash_.happened) {
       resume(i, released[i]);
-      settle(i);
+      if (seed_) {
+        settle(i);
+      }
     }
   }
+  if (!seed_) {
+    settle_together(count);
+  }
   return true;
+}
+
+// In the natural order simdgroups advance side by side, one operation at a time, as on a device:
+// kernels whose races only a simdgroup far ahead of the others shows give their usual results.
+void Worker::settle_together(uint32_t count) {
+  for (bool has_moved = true; has_moved && !crash_.happened;) {
+    has_moved = false;
+    for (uint32_t i = 0; i < count && !crash_.happened; ++i) {
+      if (simdgroups_[i].meeting) {
+        const uint32_t lanes = choose(i);
+        meet(i, lanes);
+        resume(i, lanes);
+        has_moved = true;
+      }
+    }
+  }
 }
 
 void* Worker::shared(

@@ -89,6 +89,7 @@ class Worker {
   void start(uint32_t simdgroup);
   void resume(uint32_t simdgroup, uint32_t lanes);
   void settle(uint32_t simdgroup);
+  void settle_together(uint32_t count);
   uint32_t choose(uint32_t simdgroup) const;
   void meet(uint32_t simdgroup, uint32_t lanes);
   bool release_barrier();
