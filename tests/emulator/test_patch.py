@@ -1,4 +1,4 @@
-"""`patched()` emulates kernels inside its block, as on a Mac for the modules named, and undoes it."""
+"""`patched()` emulates kernels in its block, as on a Mac for the modules named, and undoes it."""
 
 from __future__ import annotations
 
