@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Iterator
 
 from metile_mlx.emulator import results
-from metile_mlx.emulator.kernel import EmulatedKernel, metal_kernel, options, patched
+from metile_mlx.emulator.kernel import EmulatedKernel, metal_kernel, options
+from metile_mlx.emulator.patch import patched
 from metile_mlx.emulator.report import Access, EmulatorError, Fault, Finding, Report, Thread
 from metile_mlx.emulator.results import completed_runs, take
 from metile_mlx.emulator.toolchain import available

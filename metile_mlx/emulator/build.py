@@ -27,7 +27,7 @@ KERNEL_FLAGS = (
     f"-std=c++17 {_NATIVE} -fPIC -fvisibility=hidden -fdeclspec -fsigned-char -fwrapv "
     "-fno-strict-aliasing -fno-exceptions -fno-rtti -fno-threadsafe-statics -nostdinc++ "
     "-fno-math-errno -Xclang -ffloat16-excess-precision=none -w -Wno-c++11-narrowing "
-    "-Wno-reserved-user-defined-literal -fno-caret-diagnostics -fno-asynchronous-unwind-tables"
+    "-fno-caret-diagnostics -fno-asynchronous-unwind-tables"
 ).split()
 FAST_FLAGS = ("-O2",)
 CHECK_COPIES = "-DMETILE_CHECK_COPIES"

@@ -231,15 +231,3 @@ def metal_kernel(
         atomic_outputs,
         compile_options,
     )
-
-
-@contextlib.contextmanager
-def patched() -> Iterator[None]:
-    """`mx.fast.metal_kernel` is the emulator's inside the block."""
-    before = mx.fast.metal_kernel
-    fast: Any = mx.fast
-    fast.metal_kernel = metal_kernel
-    try:
-        yield
-    finally:
-        fast.metal_kernel = before

@@ -23,7 +23,10 @@ _TOKEN = re.compile(
     |(?P<other>.)""",
     re.X | re.S,
 )
-_FLOAT = re.compile(r"(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|0[xX][\da-fA-F.]+[pP][+-]?\d+")
+_FLOAT = re.compile(
+    r"(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|0[xX][\da-fA-F.]+[pP][+-]?\d+"
+)
+_NARROW = re.compile(rf"(?P<value>{_FLOAT.pattern}|\d+)(?P<suffix>h|H|bf|BF)")
 _INSTANCE = re.compile(
     r"template\s*\[\[\s*host_name\(\s*\"(?P<host>\w+)\"\s*\)\s*\]\]\s*\[\[\s*kernel\s*\]\]"
     r"\s*decltype\((?P<call>.+?)\)\s*(?P=call)\s*;",
@@ -75,12 +78,20 @@ def rewrite(text: str) -> str:
                 sites += 8
                 at = end + 1
                 continue
-        if token.kind == "number" and _FLOAT.fullmatch(token.text):
-            out.append(token.text + "f")
-        else:
-            out.append(token.text)
+        out.append(_number(token.text) if token.kind == "number" else token.text)
         at += 1
     return "".join(out)
+
+
+def _number(text: str) -> str:
+    """A literal as C++ has it: unsuffixed floats are float, `h` and `bf` name a narrow type."""
+    if _FLOAT.fullmatch(text):
+        return text + "f"
+    match = _NARROW.fullmatch(text)
+    if match is None:
+        return text
+    value = match["value"] if match["value"].isdigit() else match["value"] + "f"
+    return f"{'half' if match['suffix'] in 'hH' else 'bfloat'}({value})"
 
 
 def _variable_end(parts: list[Token], start: int) -> int | None:

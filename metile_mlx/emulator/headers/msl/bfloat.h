@@ -116,22 +116,6 @@ METILE_BFLOAT_COMPARE(==)
 METILE_BFLOAT_COMPARE(!=)
 #undef METILE_BFLOAT_COMPARE
 
-METILE_INLINE constexpr half operator""h(long double value) {
-  return half(value);
-}
-METILE_INLINE constexpr half operator""h(unsigned long long value) {
-  return half(value);
-}
-METILE_INLINE constexpr half operator""H(long double value) {
-  return half(value);
-}
-METILE_INLINE constexpr bfloat operator""bf(long double value) {
-  return bfloat(float(value));
-}
-METILE_INLINE constexpr bfloat operator""BF(long double value) {
-  return bfloat(float(value));
-}
-
 namespace metal {
 
 template <typename T>
