@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import mlx.core as mx
 import pytest
 
+import metile_mlx as metile
 from metile_mlx.emulator import front, toolchain
 from metile_mlx.errors import BackendError, CompileError
 from metile_mlx.runtime.record import capture
@@ -300,12 +300,14 @@ ACCEPTED = {
     ),
     "packed vectors": (
         "",
-        "auto p = (const device packed_float3*)x;\nfloat3 v = p[0]; packed_float3 w = v; y[0] = w.x;",
+        "auto p = (const device packed_float3*)x;\nfloat3 v = p[0];\n"
+        "packed_float3 w = v; y[0] = w.x;",
     ),
     "integer vectors": ("", "uint4 a = uint4(1, 2, 3, 4); a = a >> 2; a &= 3; y[0] = a.x + a.w;"),
     "threadgroup in a kernel": (
         "",
-        "threadgroup float t[32]; threadgroup int n, m[2];\nt[0] = 1; n = 2; m[1] = n; y[0] = t[0];",
+        "threadgroup float t[32]; threadgroup int n, m[2];\n"
+        "t[0] = 1; n = 2; m[1] = n; y[0] = t[0];",
     ),
     "threadgroup struct": (
         "struct S { float a; int b; };",
@@ -413,3 +415,125 @@ def test_unsure_cases_warn(case: str) -> None:
     result, line = check(program(body, header))
     assert not result.errors, str(result)
     assert [(each.rule, each.line) for each in result.warnings] == [(rule, line)], str(result)
+
+
+def recorded(body: str, header: str = "", *, size: int = 16, **template: object) -> str:
+    """The text MLX records for a body with inputs `x`, `tiny` (constant) and `scalar`."""
+    kernel = mx.fast.metal_kernel(
+        name="recorded",
+        input_names=["x", "tiny", "scalar"],
+        output_names=["y"],
+        header=header,
+        source=body,
+        ensure_row_contiguous=False,
+    )
+
+    def graph(x: mx.array, tiny: mx.array, scalar: mx.array) -> mx.array:
+        return kernel(
+            inputs=[x, tiny, scalar],
+            template=list(template.items()),
+            grid=(size, 1, 1),
+            threadgroup=(size, 1, 1),
+            output_shapes=[x.shape],
+            output_dtypes=[x.dtype],
+        )[0]
+
+    (captured,) = capture(graph, mx.zeros((4, size // 4), mx.bfloat16), mx.zeros(3), mx.array(2.0))
+    return captured.text
+
+
+BODY = """
+    uint i = thread_position_in_grid.x;
+    auto at = elem_to_loc(i, x_shape, x_strides, x_ndim);
+    float v = static_cast<float>(x[at]) * scalar + tiny[i % 3];
+    y[i] = static_cast<T>(twice(v) + simd_sum(v) * N);
+"""
+TWICE = "template <typename U> U twice(U a) { return a + a; }"
+
+
+def test_text_mlx_generates_passes() -> None:
+    for size in (4, 16):
+        result = front.examine(recorded(BODY, TWICE, size=size, T=mx.bfloat16, N=3, FLAG=True))
+        assert not result.findings, str(result)
+
+
+def test_kernel_template_is_checked_with_its_arguments() -> None:
+    """`T` is known in the instance only: a pointer to it changes its space there."""
+    text = recorded("    threadgroup T* p = y;\n    y[0] = x[0];", T=mx.bfloat16)
+    (found,) = front.examine(text).errors
+    assert found.rule == "address-space-mismatch"
+    assert found.source == "threadgroup T* p = y;"
+    assert text.splitlines()[found.line - 1].strip() == found.source
+
+
+def test_errors_after_what_the_check_does_not_know_are_found() -> None:
+    text = recorded("    auto a = unknown_function(x[0]);\n    threadgroup T* p = y;", T=mx.float32)
+    assert [each.rule for each in front.examine(text).errors] == ["address-space-mismatch"]
+
+
+@metile.kernel
+def reverse(source, destination, ROWS: metile.constexpr, LAYOUT: metile.constexpr):
+    inputs = metile.tensor(source, shape=(ROWS, 64), access="read")
+    outputs = metile.tensor(destination, shape=(ROWS, 64), access="write")
+    row = metile.program_id(0)
+    values = inputs.load((row, metile.arange(0, 64)))
+    owned = metile.arange(0, 64, layout=LAYOUT)
+    outputs.store((row, owned), metile.convert_layout(values, LAYOUT))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "uint8"])
+@pytest.mark.parametrize("basis", [(3, 4, 5, 0, 1, 2), (5, 4, 3, 2, 1, 0)])
+def test_our_texts_pass(dtype: str, basis: tuple[int, ...]) -> None:
+    x = mx.zeros((4, 64), getattr(mx, dtype))
+    prepared = reverse[(4,)].prepare(
+        x, metile.empty(x.shape, x.dtype), ROWS=4, LAYOUT=metile.ThreadLayout(basis), target="metal"
+    )
+    result = front.examine(prepared.msl)
+    assert not result.findings, f"{result}\n{prepared.msl}"
+
+
+def test_require_raises_with_every_finding_and_the_line() -> None:
+    text = program("double a = 1;\nthreadgroup float* p = y;")
+    with pytest.raises(CompileError) as caught:
+        front.require(text)
+    shown = str(caught.value)
+    assert caught.value.loc is not None
+    assert caught.value.loc.line == 10
+    assert "kernel.metal:10:1: error: Metal has no 'double': use float [double]" in shown
+    assert "  double a = 1;" in shown
+    assert (
+        "kernel.metal:11:1: note: cannot initialize a variable of type 'threadgroup float *'"
+        in shown
+    )
+
+
+def test_require_hands_back_the_warnings() -> None:
+    result = front.require(program("y[0] = 1.0L;"))
+    assert [each.rule for each in result.warnings] == ["double"]
+
+
+def test_without_clang_it_says_so_and_checks_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find() -> None:
+        raise BackendError("no clang here")
+
+    monkeypatch.setattr(toolchain, "find", find)
+    header = "#define REAL \\\n  double\nint f(int n) { return f(n - 1); }\nvoid g(float* p);"
+    result = front.examine(program("double a;\nthreadgroup float* p = y;", header))
+    assert [(each.rule, each.line) for each in result.errors] == [
+        ("recursion", 3),
+        ("address-space-missing", 4),
+        ("double", 13),
+    ]
+    assert "no clang here" in result.unchecked[0]
+    assert any("address spaces" in reason for reason in result.unchecked)
+
+
+def test_a_text_is_checked_in_less_than_a_second() -> None:
+    blocks = "\n".join(f"{{ float a = x[{i}]; y[{i}] = a; }}" for i in range(200))
+    text = recorded(BODY + blocks, TWICE, T=mx.float32, N=1)
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        front.examine(text)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 1, seconds
