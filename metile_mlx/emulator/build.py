@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import shutil
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,15 @@ from metile_mlx.runtime.toolchain import CompilerFailed, Toolchain
 
 HERE = Path(__file__).parent
 HEADERS = HERE / "headers"
-RUNTIME = ("switch.cpp", "worker.cpp", "checker.cpp", "findings.cpp", "callbacks.cpp", "run.cpp", "measure.cpp")
+RUNTIME = (
+    "switch.cpp",
+    "worker.cpp",
+    "checker.cpp",
+    "findings.cpp",
+    "callbacks.cpp",
+    "run.cpp",
+    "measure.cpp",
+)
 
 _NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 RUNTIME_FLAGS = f"-std=c++17 -O2 {_NATIVE} -fPIC -fvisibility=default -w".split()
@@ -32,17 +41,21 @@ KERNEL_FLAGS = (
 FAST_FLAGS = ("-O2",)
 CHECK_COPIES = "-DMETILE_CHECK_COPIES"
 CHECK_FLAGS = (
-    f"-O1 -DMETILE_CHECKED {CHECK_COPIES} -gline-tables-only -gdwarf-4 -fno-vectorize -fno-slp-vectorize "
-    "-fsanitize=thread,alignment,array-bounds "
+    f"-O1 -DMETILE_CHECKED {CHECK_COPIES} -gline-tables-only -gdwarf-4 "
+    "-fno-vectorize -fno-slp-vectorize -fsanitize=thread,alignment,array-bounds "
     "-mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-instrument-atomics=0 "
     "-mllvm -tsan-instrument-read-before-write=1"
 ).split()
 # What Metal's math modes allow the compiler; which of it Apple's uses is not known.
 MATH_FLAGS = {
     "safe": ("-ffp-contract=off",),
-    "relaxed": "-ffp-contract=fast -fno-signed-zeros -freciprocal-math".split(),
-    "fast": "-ffp-contract=fast -fno-signed-zeros -freciprocal-math -fassociative-math".split(),
+    "relaxed": ["-ffp-contract=fast", "-fno-signed-zeros", "-freciprocal-math"],
+    "fast": ["-ffp-contract=fast", "-fno-signed-zeros", "-freciprocal-math", "-fassociative-math"],
 }
+
+
+# Kernels per compiler run of `prebuild`: enough to share what a run costs by itself.
+BATCH = 50
 
 
 @dataclass(frozen=True)
@@ -80,9 +93,7 @@ def runtime_library(chain: Toolchain) -> Path:
     """
     key = cache.key(_runtime_text(), _header_text(), " ".join(RUNTIME_FLAGS), chain.identity())
     with cache.locked("metile_emulator_runtime"):
-        return cache.publish(
-            f"metile_emulator-{key}.so", functools.partial(_build_runtime, chain)
-        )
+        return cache.publish(f"metile_emulator-{key}.so", functools.partial(_build_runtime, chain))
 
 
 def _build_runtime(chain: Toolchain, folder: Path) -> Path:
@@ -142,10 +153,9 @@ def build(name: str, text: str, *, checked: bool, math_mode: str | None = "safe"
             the lines of the text.
     """
     chain = toolchain.find()
-    mode = MATH_FLAGS[math_mode or "safe"]
-    flags = [*KERNEL_FLAGS, *(CHECK_FLAGS if checked else FAST_FLAGS), *mode]
+    flags = _flags(checked, math_mode)
     library = runtime_library(chain)
-    key = cache.key(name, text, " ".join(flags), _header_text(), library.name, chain.identity())
+    key = _key(name, text, flags, library, chain)
     with _lock:
         if key in _built:
             return _built[key]
@@ -157,6 +167,15 @@ def build(name: str, text: str, *, checked: bool, math_mode: str | None = "safe"
     )
     with _lock:
         return _built.setdefault(key, Built(path, symbol, signature))
+
+
+def _flags(checked: bool, math_mode: str | None) -> list[str]:
+    mode = MATH_FLAGS[math_mode or "safe"]
+    return [*KERNEL_FLAGS, *(CHECK_FLAGS if checked else FAST_FLAGS), *mode]
+
+
+def _key(name: str, text: str, flags: Sequence[str], library: Path, chain: Toolchain) -> str:
+    return cache.key(name, text, " ".join(flags), _header_text(), library.name, chain.identity())
 
 
 def build_many(kernels: Sequence[tuple[str, str, bool]]) -> list[Built]:
@@ -197,3 +216,52 @@ def numbered(text: str) -> str:
     lines = text.splitlines()
     width = len(str(len(lines)))
     return "\n".join(f"{number:>{width}} | {line}" for number, line in enumerate(lines, 1))
+
+
+def prebuild(kernels: Sequence[tuple[str, str]], *, checked: bool, math_mode: str = "safe") -> None:
+    """Puts the shared objects of many kernels into the cache, `BATCH` of them per compiler run.
+
+    Args:
+        kernels: (name, text) of texts that `emit_msl` wrote: each goes into a namespace of its own,
+            so they may not define macros.
+
+    Raises:
+        BackendError, CompileError: as `build`, for the first kernel that does not compile.
+    """
+    chain = toolchain.find()
+    flags = _flags(checked, math_mode)
+    library = runtime_library(chain)
+    keys = {_key(name, text, flags, library, chain): (name, text) for name, text in kernels}
+    folder = cache.folder()
+    missing = sorted(key for key in keys if not (folder / f"emulated-{key}.so").exists())
+    groups = [missing[start : start + BATCH] for start in range(0, len(missing), BATCH)]
+
+    def build_group(group: Sequence[str]) -> None:
+        parts = ['#include "msl/mlx_utils.h"\n']
+        for key in group:
+            # The includes are there already; within the namespace they would be empty.
+            unit, _ = translation_unit(*keys[key], f"metile_emulate_{key}")
+            parts.append(f"namespace metile_{key} {{\n{unit}}}\n")
+        compiled = functools.partial(_build_kernel, chain, flags, library, "".join(parts), "")
+        try:
+            shared = cache.publish(f"emulated-batch-{cache.key(*group)}.so", compiled)
+        except CompileError:
+            for key in group:
+                build(*keys[key], checked=checked, math_mode=math_mode)
+            return
+        for key in group:
+            cache.publish(f"emulated-{key}.so", functools.partial(_linked, shared))
+        shared.unlink(missing_ok=True)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(build_group, groups))
+
+
+def _linked(shared: Path, folder: Path) -> Path:
+    """The file under another name."""
+    target = folder / "kernel.so"
+    try:
+        os.link(shared, target)
+    except OSError:
+        shutil.copy(shared, target)
+    return target

@@ -10,7 +10,7 @@ from typing import Any
 
 from metile_mlx.emulator import build, host_module, results
 from metile_mlx.errors import LaunchError
-from metile_mlx.runtime.optional import mx
+from metile_mlx.runtime.optional import MLX_MISSING, mx
 from metile_mlx.runtime.record import CapturedKernel, capture
 
 MAX_THREADS = 1024
@@ -32,7 +32,8 @@ class Options:
     threads: int = 0
 
 
-_options: ContextVar[Options] = ContextVar("emulator_options", default=Options())
+_DEFAULT = Options()
+_options: ContextVar[Options] = ContextVar("emulator_options", default=_DEFAULT)
 
 
 @contextlib.contextmanager
@@ -207,7 +208,7 @@ def _cpu(stream: Any) -> mx.Stream | None:
     return None
 
 
-_REAL: Any = getattr(mx.fast, "metal_kernel", None)
+_REAL: Any = None if MLX_MISSING else getattr(mx.fast, "metal_kernel", None)
 
 
 def metal_kernel(

@@ -130,53 +130,50 @@ class EmulatorError(MetileError):
         self.report = report
 
 
+_SENTENCES = {
+    Fault.RACE: "data race on {space} memory {element}: {access} by {thread}, unordered with the "
+    "{other_access} by {other}",
+    Fault.BOUNDS: "out of bounds: {access} of {element}, which has {size} elements, by {thread}",
+    Fault.UNINITIALISED: "{access} of {space} memory {element}, which nothing has written, by "
+    "{thread}",
+    Fault.DIVERGENT_BARRIER: "{thread} waits at a threadgroup_barrier that {other} does not reach: "
+    "it {detail}",
+    Fault.DIVERGENT_SIMD: "{thread} is at {detail}, and {other} is not",
+    Fault.INACTIVE_LANE: "{detail} by {thread} reads lane {byte_offset}, which is not active",
+    Fault.UNWRITTEN: "{missing} of {size} elements of output {array} are never written, first "
+    "{element}",
+    Fault.MISALIGNED: "access to {detail} at byte {byte_offset} of {array}, which is not a "
+    "multiple of {bytes}, by {thread}",
+    Fault.CRASH: "the kernel crashed: {detail}, in {thread}",
+    Fault.SCHEDULE: "{element} differs in {detail}",
+    Fault.THREADGROUP_MEMORY: "{bytes} bytes of threadgroup memory with {array}; devices have "
+    "32768",
+}
+_PRIVATE_INDEX = "index {byte_offset} is out of bounds of {detail}, in {thread}"
+_INPUT_WRITTEN = "{detail}: {element}, by {thread}"
+
+
 def describe(raw: dict[str, object]) -> str:
     """The sentence of a finding as the runtime hands it over."""
-    fault = Fault[tuple(Fault.__members__)[_int(raw, "fault")]]
-    thread, other = str(who(raw, "")), str(who(raw, "other_"))
-    array, index = str(raw["array"]), index_of(raw)
-    space = "threadgroup" if raw["is_threadgroup"] else "device"
-    element = f"{array}[{index}]"
-    size = _int(raw, "array_bytes") // max(1, _int(raw, "item_bytes"))
-    access, previous = access_of(raw, "access").value, access_of(raw, "other_access").value
+    fault = tuple(Fault)[_int(raw, "fault")]
+    item = max(1, _int(raw, "item_bytes"))
     # clang adds what a type is an alias of.
     detail = str(raw["detail"]).partition(" (aka")[0]
-    match fault:
-        case Fault.RACE:
-            return (
-                f"data race on {space} memory {element}: {access} by {thread}, unordered with the "
-                f"{previous} by {other}"
-            )
-        case Fault.BOUNDS if not array:
-            return f"index {raw['byte_offset']} is out of bounds of {detail}, in {thread}"
-        case Fault.BOUNDS if detail:
-            return f"{detail}: {element}, by {thread}"
-        case Fault.BOUNDS:
-            return (
-                f"out of bounds: {access} of {element}, which has {size} elements, by {thread}"
-            )
-        case Fault.UNINITIALISED:
-            return f"{access} of {space} memory {element}, which nothing has written, by {thread}"
-        case Fault.DIVERGENT_BARRIER:
-            return f"{thread} waits at a threadgroup_barrier that {other} does not reach: it {detail}"
-        case Fault.DIVERGENT_SIMD:
-            return f"{thread} is at {detail}, and {other} is not"
-        case Fault.INACTIVE_LANE:
-            return f"{detail} by {thread} reads lane {raw['byte_offset']}, which is not active"
-        case Fault.UNWRITTEN:
-            missing = _int(raw, "bytes") // max(1, _int(raw, "item_bytes"))
-            return f"{missing} of {size} elements of output {array} are never written, first {element}"
-        case Fault.MISALIGNED:
-            return (
-                f"access to {detail} at byte {raw['byte_offset']} of {array}, which is not a "
-                f"multiple of {raw['bytes']}, by {thread}"
-            )
-        case Fault.CRASH:
-            return f"the kernel crashed: {detail}, in {thread}"
-        case Fault.SCHEDULE:
-            return f"{element} differs in {detail}"
-        case Fault.THREADGROUP_MEMORY:
-            return f"{raw['bytes']} bytes of threadgroup memory with {array}; devices have 32768"
+    sentence = _SENTENCES[fault]
+    if fault is Fault.BOUNDS and detail:
+        sentence = _INPUT_WRITTEN if raw["array"] else _PRIVATE_INDEX
+    words = {
+        "thread": who(raw, ""),
+        "other": who(raw, "other_"),
+        "access": access_of(raw, "access").value,
+        "other_access": access_of(raw, "other_access").value,
+        "space": "threadgroup" if raw["is_threadgroup"] else "device",
+        "element": f"{raw['array']}[{index_of(raw)}]",
+        "size": _int(raw, "array_bytes") // item,
+        "missing": _int(raw, "bytes") // item,
+        "detail": detail,
+    }
+    return sentence.format_map({**raw, **words})
 
 
 def _int(raw: dict[str, object], key: str) -> int:

@@ -35,7 +35,9 @@ def completed_runs() -> int:
 @functools.lru_cache(maxsize=4096)
 def line_of(path: Path, code: int) -> int:
     """The line of the kernel's text that made the instruction before `code`; 0 if not known."""
-    tool = next((t for t in ("addr2line", "llvm-symbolizer-19", "llvm-symbolizer") if shutil.which(t)), None)
+    tool = next(
+        (t for t in ("addr2line", "llvm-symbolizer-19", "llvm-symbolizer") if shutil.which(t)), None
+    )
     if not code or tool is None:
         return 0
     arguments = ["-i", "-e", str(path), hex(code - 1)]

@@ -46,7 +46,12 @@ def launch(
 
 
 def check(
-    source: str, inputs: dict[str, mx.array], shape: Sequence[int], *, schedules: int = 1, **call: Any
+    source: str,
+    inputs: dict[str, mx.array],
+    shape: Sequence[int],
+    *,
+    schedules: int = 1,
+    **call: Any,
 ) -> tuple[Report, mx.array]:
     """The checker's report of one launch, and the output."""
     emulator.take()

@@ -16,7 +16,9 @@ BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
 
 CLEAN = {
     "elementwise": "y[i] = x[i] * 2;",
-    "reverse through scratch": f"threadgroup float s[64];\ns[t] = x[i];\n{BARRIER}y[i] = s[63 - t];",
+    "reverse through scratch": (
+        f"threadgroup float s[64];\ns[t] = x[i];\n{BARRIER}y[i] = s[63 - t];"
+    ),
     "scratch used twice": (
         f"threadgroup float s[64];\nfloat a = x[i];\nfor (int k = 0; k < 3; ++k) {{\ns[t] = a;\n"
         f"{BARRIER}a += s[63 - t];\n{BARRIER}}}\ny[i] = a;"

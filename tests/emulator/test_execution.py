@@ -81,7 +81,11 @@ def test_every_attribute_of_mlx_is_covered() -> None:
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_attribute_in_whole_partial_and_shrunk_threadgroups(name: str) -> None:
     """A partial group in each dimension; a grid smaller than the threadgroup shrinks it."""
-    for grid, threadgroup in (((64, 3, 2), (32, 3, 2)), ((70, 5, 3), (32, 2, 2)), ((5, 1, 2), (64, 4, 1))):
+    for grid, threadgroup in (
+        ((64, 3, 2), (32, 3, 2)),
+        ((70, 5, 3), (32, 2, 2)),
+        ((5, 1, 2), (64, 4, 1)),
+    ):
         assert np.array_equal(
             attribute(name, grid, threadgroup), expected(grid, threadgroup)[name]
         ), (grid, threadgroup)
@@ -106,8 +110,9 @@ def test_a_barrier_holds_all_threads_of_a_partial_threadgroup(schedules: int) ->
 
 def test_a_thousand_threadgroups_on_all_processors() -> None:
     body = (
-        "threadgroup int s[64];\nuint i = thread_position_in_grid.x, t = thread_index_in_threadgroup;"
-        "\ns[t] = x[i];\nthreadgroup_barrier(mem_flags::mem_threadgroup);\ny[i] = s[t ^ 63];"
+        "threadgroup int s[64];\nuint i = thread_position_in_grid.x;\n"
+        "uint t = thread_index_in_threadgroup;\ns[t] = x[i];\n"
+        "threadgroup_barrier(mem_flags::mem_threadgroup);\ny[i] = s[t ^ 63];"
     )
     x = np.arange(64000, dtype=np.int32)
     y = launch(body, {"x": mx.array(x)}, (64000,), threads=64000, dtype=mx.int32)
@@ -116,7 +121,14 @@ def test_a_thousand_threadgroups_on_all_processors() -> None:
 
 def test_an_empty_grid_runs_nothing() -> None:
     """F12."""
-    y = launch("y[0] = 1;", {"x": mx.zeros((8,))}, (8,), grid=(0, 1, 1), threadgroup=(8, 1, 1), init_value=3)
+    y = launch(
+        "y[0] = 1;",
+        {"x": mx.zeros((8,))},
+        (8,),
+        grid=(0, 1, 1),
+        threadgroup=(8, 1, 1),
+        init_value=3,
+    )
     assert np.array_equal(np.array(y), np.full(8, 3))
 
 

@@ -66,7 +66,8 @@ PLANTED = {
         "s", 31, READ_WRITE, thread(32), thread(31),
     ),
     "race between lanes of a simdgroup": race(
-        "threadgroup float s[64];\ns[t] = x[i];\nfloat sum = simd_sum(x[i]);\ny[i] = s[t ^ 1] + sum;",
+        "threadgroup float s[64];\ns[t] = x[i];\nfloat sum = simd_sum(x[i]);\n"
+        "y[i] = s[t ^ 1] + sum;",
         "s", 1, READ_WRITE, thread(0), thread(1),
     ),
     "mem_none orders no memory": race(

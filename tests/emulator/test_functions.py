@@ -88,7 +88,11 @@ def evaluate(kind: str, is_vector: bool) -> np.ndarray:
             typed = typed.replace("step(0.5f", f"step({kind}2(0.5f)")
         cast = ".y" if is_vector else ""
         lines.append(f"y[{row * len(X)} + i] = float(({typed}){cast});")
-    value = f"{kind}2 v = {kind}2({kind}(7), {kind}(x[i]));" if is_vector else f"{kind} v = {kind}(x[i]);"
+    value = (
+        f"{kind}2 v = {kind}2({kind}(7), {kind}(x[i]));"
+        if is_vector
+        else f"{kind} v = {kind}(x[i]);"
+    )
     body = f"uint i = thread_position_in_grid.x;\n{value}\n" + "\n".join(lines)
     return np.array(launch(body, {"x": mx.array(X)}, (len(FUNCTIONS), len(X)), threads=len(X)))
 
@@ -112,7 +116,9 @@ INTEGERS = {
     "clz(v)": lambda x: [32 - (v & 0xFFFFFFFF).bit_length() for v in x],
     "ctz(v)": lambda x: [((v & -v).bit_length() - 1) if v else 32 for v in x],
     "reverse_bits(v)": lambda x: [signed(int(f"{v & 0xFFFFFFFF:032b}"[::-1], 2)) for v in x],
-    "rotate(v, 5)": lambda x: [signed(((v << 5) | ((v & 0xFFFFFFFF) >> 27)) & 0xFFFFFFFF) for v in x],
+    "rotate(v, 5)": lambda x: [
+        signed(((v << 5) | ((v & 0xFFFFFFFF) >> 27)) & 0xFFFFFFFF) for v in x
+    ],
     "abs(v)": lambda x: [abs(v) for v in x],
     "int(absdiff(v, 3))": lambda x: [abs(v - 3) for v in x],
     "addsat(v, 2147483000)": lambda x: [min(v + 2147483000, 2147483647) for v in x],

@@ -16,7 +16,9 @@ VALUES = ((LANES * 37 + 11) % 101 - 40).astype(np.int32)
 Expected = Callable[[np.ndarray], np.ndarray]
 
 
-def running(values: np.ndarray, op: np.ufunc, start: int, width: int, inclusive: bool) -> np.ndarray:
+def running(
+    values: np.ndarray, op: np.ufunc, start: int, width: int, inclusive: bool
+) -> np.ndarray:
     parts = []
     for part in values.reshape(-1, width):
         scanned = op.accumulate(part)
@@ -60,9 +62,9 @@ CASES: dict[str, Expected] = {
     "simd_shuffle_and_fill_up(v, v + 1000, 5)": lambda v: np.where(
         LANES >= 5, v[(LANES - 5) % 32], v[(LANES - 5) % 32] + 1000
     ),
-    "simd_shuffle_and_fill_down(v, v + 1000, 3, 8)": lambda v: np.where(
-        LANES % 8 + 3 < 8, 0, 1000
-    ) + v[LANES // 8 * 8 + (LANES % 8 + 3) % 8],
+    "simd_shuffle_and_fill_down(v, v + 1000, 3, 8)": lambda v: (
+        np.where(LANES % 8 + 3 < 8, 0, 1000) + v[LANES // 8 * 8 + (LANES % 8 + 3) % 8]
+    ),
     "quad_sum(v)": whole(np.add, 4),
     "quad_max(v)": whole(np.maximum, 4),
     "quad_xor(v)": whole(np.bitwise_xor, 4),
@@ -95,16 +97,16 @@ CASES: dict[str, Expected] = {
     # MLX's own overloads for what Metal's lack.
     "int(simd_shuffle(long(v) << 32, 31 - lane) >> 32)": lambda v: v[::-1],
     "int(simd_shuffle_down(v > 0, 1))": lambda v: (v > 0)[np.minimum(LANES + 1, 31)],
-    "int(simd_shuffle_up(complex64_t(v, 2 * v), 1).imag)": lambda v: 2 * v[np.maximum(LANES - 1, 0)],
+    "int(simd_shuffle_up(complex64_t(v, 2 * v), 1).imag)": lambda v: (
+        2 * v[np.maximum(LANES - 1, 0)]
+    ),
 }
 
 
 def test_every_operation_gives_what_its_definition_says() -> None:
     lines = [f"y[{row * 32} + lane] = {text};" for row, text in enumerate(CASES)]
     body = "uint lane = thread_index_in_simdgroup;\nint v = x[lane];\n" + "\n".join(lines)
-    report, y = check(
-        body, {"x": mx.array(VALUES)}, (len(CASES), 32), threads=32, dtype=mx.int32
-    )
+    report, y = check(body, {"x": mx.array(VALUES)}, (len(CASES), 32), threads=32, dtype=mx.int32)
     assert not report, str(report)
     rows = np.array(y)
     for row, (text, expect) in zip(rows, CASES.items(), strict=True):
@@ -174,4 +176,6 @@ def test_half_matrices_accumulate_in_float() -> None:
         "simdgroup_half8x8 m;\nsimdgroup_load(m, x, 8);\nsimdgroup_float8x8 c;\n"
         "simdgroup_multiply(c, m, m);\nsimdgroup_store(c, y, 8);"
     )
-    assert np.allclose(matrix(body, (8, 8), x=a), a.astype(np.float32) @ a.astype(np.float32), rtol=1e-6)
+    assert np.allclose(
+        matrix(body, (8, 8), x=a), a.astype(np.float32) @ a.astype(np.float32), rtol=1e-6
+    )

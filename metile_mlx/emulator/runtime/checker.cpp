@@ -86,8 +86,9 @@ uint32_t Checker::add_region(const char* name, uint64_t bytes, uint64_t offset) 
     throw std::runtime_error("too many arrays, or one too large, for the checker");
   }
   const uint32_t number = region_count_++;
+  // A quarter in front: 32-bit indices of words, signed or not, stay within the slot.
   const uintptr_t page =
-      arena_ + (uint64_t(number) << kSlotBits) + (uint64_t(1) << (kSlotBits - 1));
+      arena_ + (uint64_t(number) << kSlotBits) + (uint64_t(1) << (kSlotBits - 2));
   Region& region = regions_[number];
   region.base = page + offset;
   region.bytes = bytes;

@@ -1,8 +1,8 @@
 // What a checked run knows of every byte the kernel may touch.
 //
-// Buffers and threadgroup variables lie in an address range of their own, each in the middle of a
-// slot so wide that no 32-bit index leaves it: an address names its array, and what is outside of
-// the array is out of bounds. The checker's run is on one OS thread.
+// Buffers and threadgroup variables lie in an address range of their own, each in a slot so wide
+// that no 32-bit index leaves it: an address names its array, and what is outside of the array is
+// out of bounds. The checker's run is on one OS thread.
 //
 // Time is a counter that grows at every synchronisation. A record is the time of an access and its
 // thread. Since a barrier holds all of a threadgroup, an access of another thread is ordered before
