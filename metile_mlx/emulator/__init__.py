@@ -6,7 +6,10 @@ import contextlib
 from collections.abc import Iterator
 
 from metile_mlx.emulator import results
+from metile_mlx.emulator.front import FrontResult, examine, require
+from metile_mlx.emulator.front_rules import FrontFinding
 from metile_mlx.emulator.kernel import EmulatedKernel, metal_kernel, options
+from metile_mlx.emulator.measure import fiber_switches
 from metile_mlx.emulator.patch import patched
 from metile_mlx.emulator.report import Access, EmulatorError, Fault, Finding, Report, Thread
 from metile_mlx.emulator.results import completed_runs, take
@@ -18,14 +21,19 @@ __all__ = [
     "EmulatorError",
     "Fault",
     "Finding",
+    "FrontFinding",
+    "FrontResult",
     "Report",
     "Thread",
     "available",
     "checked",
     "completed_runs",
+    "examine",
+    "fiber_switches",
     "metal_kernel",
     "options",
     "patched",
+    "require",
     "take",
 ]
 

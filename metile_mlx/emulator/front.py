@@ -16,6 +16,7 @@ warned of (`program-scope`).
 
 from __future__ import annotations
 
+import functools
 import subprocess
 from dataclasses import dataclass
 
@@ -101,8 +102,9 @@ class FrontResult:
         return "\n".join([*rows, *(f"not checked: {reason}" for reason in self.unchecked)])
 
 
+@functools.lru_cache(maxsize=1024)
 def examine(text: str) -> FrontResult:
-    """Checks a complete MSL text, for instance one MLX recorded.
+    """Checks a complete MSL text, for instance one MLX recorded. Each text is checked once.
 
     Line numbers are those of `text`.
     """

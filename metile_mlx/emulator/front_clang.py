@@ -12,7 +12,6 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from metile_mlx.emulator import text as texts
 from metile_mlx.emulator.front_rules import (
     Cycle,
     FrontFinding,
@@ -153,7 +152,7 @@ def _concrete(text: str) -> str:
     text = _ATTRIBUTES.sub("template", text)
     if len(instances) != 1:
         return text
-    name, arguments = instances[0]["name"], texts._split(instances[0]["arguments"])
+    name, arguments = instances[0]["name"], instances[0]["arguments"].split(",")
     head = re.search(rf"template <([^\n]*)>\n(\[\[kernel\]\] void {name}\()", text)
     if head is None:
         return text

@@ -481,7 +481,7 @@ def reverse(source, destination, ROWS: metile.constexpr, LAYOUT: metile.constexp
     outputs.store((row, owned), metile.convert_layout(values, LAYOUT))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "uint8"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "uint32"])
 @pytest.mark.parametrize("basis", [(3, 4, 5, 0, 1, 2), (5, 4, 3, 2, 1, 0)])
 def test_our_texts_pass(dtype: str, basis: tuple[int, ...]) -> None:
     x = mx.zeros((4, 64), getattr(mx, dtype))
@@ -533,6 +533,7 @@ def test_a_text_is_checked_in_less_than_a_second() -> None:
     text = recorded(BODY + blocks, TWICE, T=mx.float32, N=1)
     seconds = []
     for _ in range(3):
+        front.examine.cache_clear()
         start = time.perf_counter()
         front.examine(text)
         seconds.append(time.perf_counter() - start)
