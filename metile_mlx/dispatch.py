@@ -214,7 +214,9 @@ class Dispatch:
     @cached_property
     def msl(self) -> str:
         """The Metal text of this dispatch as MLX records it, on any machine (SPEC K7, X2)."""
-        request = self._request(self._values, METAL)
+        own = self._backend.target
+        is_msl = own is not None and own.language == "msl"
+        request = self._request(self._values, own if is_msl else METAL)
         kernel = metal.register(registered_source(request))
         outputs, zero = metal_outputs(request)
         dtypes = mlx_dtypes()
