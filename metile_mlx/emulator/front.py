@@ -170,7 +170,7 @@ def _recursion(parsed: Parsed, compiler: Toolchain | None) -> list[FrontFinding]
         if verdict:
             message = f"recursion, which Metal does not have: {path}"
             out.append(parsed.finding("recursion", "error", message, cycle.line))
-        elif verdict is None:
+        elif verdict is None and cycle.is_direct:
             message = f"these calls may be recursion: {path}"
             out.append(parsed.finding("recursion", "warning", message, cycle.line))
     return out

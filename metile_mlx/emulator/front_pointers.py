@@ -84,7 +84,7 @@ def _severity(
     parsed: Parsed, at: int, first: int, name: str, is_dependent: bool
 ) -> tuple[Severity, str]:
     if is_dependent:
-        return "warning", " (the type may carry one)"
+        return "warning", ""
     before, after = parsed.word(first - 1), parsed.word(at + 1)
     while after in CV:
         at += 1
@@ -126,7 +126,10 @@ def _pointee(
         has_space |= word(back) in SPACES
         back -= 1
     if word(back) in ("*", "&", "&&"):
-        return ("a pointer", has_space, False, back) if back in declarators else None
+        if back not in declarators:
+            return None
+        # Apple's compiler takes `device T*& p`; of `device T** p` its answer is not known.
+        return "a pointer", has_space or word(at) != "*", True, back
     core = _core(parsed, back, types)
     if core is None:
         return None

@@ -189,12 +189,6 @@ def threadgroup_scope(parsed: Parsed) -> Iterator[FrontFinding]:
         elif function is None or function.kind != "kernel":
             what = f"in {function.name!r}, which is no kernel" if function else "in no kernel"
         else:
-            if scope.kind != "kernel":
-                message = (
-                    "a threadgroup variable in an inner block of a kernel: some compilers want it "
-                    "in the outermost block"
-                )
-                yield parsed.finding("threadgroup-scope", "warning", message, line)
             continue
         message = f"a threadgroup variable {what}: declare it in the kernel and pass a pointer"
         yield parsed.finding("threadgroup-scope", "error", message, line)
@@ -227,11 +221,13 @@ class Cycle:
         names: the functions, in the order of the calls.
         line: of the first call.
         is_certain: whether the names alone prove it: no overloads, templates or methods.
+        is_direct: whether all calls are of a bare name, not of an object or another scope.
     """
 
     names: tuple[str, ...]
     line: int
     is_certain: bool
+    is_direct: bool
 
 
 def cycles(parsed: Parsed, builtins: frozenset[str]) -> list[Cycle]:
@@ -248,15 +244,16 @@ def cycles(parsed: Parsed, builtins: frozenset[str]) -> list[Cycle]:
         if path is None or frozenset(path) in seen:
             continue
         seen.add(frozenset(path))
-        line = calls[path[0]][path[1 % len(path)]]
-        is_certain = all(
+        steps = [calls[each][path[(at + 1) % len(path)]] for at, each in enumerate(path)]
+        is_direct = all(each.is_direct for each in steps)
+        is_certain = is_direct and all(
             len(by_name[each]) == 1
             and each not in builtins
             and not _is_template(parsed, by_name[each][0])
             and not _is_method(by_name[each][0])
             for each in path
         )
-        found.append(Cycle(tuple(path), line, is_certain))
+        found.append(Cycle(tuple(path), steps[0].line, is_certain, is_direct))
     return found
 
 
@@ -268,9 +265,15 @@ def _is_method(scope: Scope) -> bool:
     return scope.parent is not None and scope.parent.kind == "class"
 
 
-def _calls(parsed: Parsed, name: str, by_name: dict[str, list[Scope]]) -> dict[str, int]:
-    """Which functions of the text the bodies of `name` call, with the line of the first call."""
-    out: dict[str, int] = {}
+@dataclass(frozen=True)
+class _Call:
+    line: int
+    is_direct: bool
+
+
+def _calls(parsed: Parsed, name: str, by_name: dict[str, list[Scope]]) -> dict[str, _Call]:
+    """Which functions of the text the bodies of `name` call, with the first call of each."""
+    out: dict[str, _Call] = {}
     for scope in by_name[name]:
         for at in range(scope.body[0] + 1, scope.body[1]):
             token = parsed.tokens[at]
@@ -282,7 +285,11 @@ def _calls(parsed: Parsed, name: str, by_name: dict[str, list[Scope]]) -> dict[s
                 after = at if end is None else end + 1
             if parsed.word(after) != "(" or _is_declared(parsed, at):
                 continue
-            out.setdefault(token.text, token.line)
+            is_direct = (
+                parsed.word(at - 1) not in (".", "->", "::") or parsed.word(at - 2) == "this"
+            )
+            if token.text not in out or is_direct > out[token.text].is_direct:
+                out[token.text] = _Call(token.line, is_direct)
     return out
 
 
@@ -295,7 +302,7 @@ def _is_declared(parsed: Parsed, at: int) -> bool:
     return is_type and before not in ("return", "else", "do", "case")
 
 
-def _cycle(start: str, calls: dict[str, dict[str, int]]) -> list[str] | None:
+def _cycle(start: str, calls: dict[str, dict[str, _Call]]) -> list[str] | None:
     """The shortest path of calls from `start` back to it."""
     paths = [[start]]
     seen = {start}
