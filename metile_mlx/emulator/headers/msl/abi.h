@@ -84,6 +84,13 @@ struct metile_finding {
   char detail[128];
 };
 
+enum metile_print_kind {
+  METILE_PRINT_FLOAT = 0,
+  METILE_PRINT_BOOL = 1,
+  METILE_PRINT_UNSIGNED = 2,
+  METILE_PRINT_SIGNED = 3,
+};
+
 enum metile_atomic_kind { METILE_LOAD = 0, METILE_STORE = 1, METILE_MODIFY = 2 };
 
 struct metile_launch {
@@ -127,6 +134,10 @@ void* metile_threadgroup(
 void metile_atomic(const volatile void* address, metile_u32 bytes, metile_u32 kind);
 void metile_inactive(const char* name, metile_u32 source_lane, metile_u32 line);
 void metile_float_atomic();
+// A line of a kernel that prints.
+void metile_print(
+    const char* label, int x, int y, int z, metile_u32 thread, metile_u32 slot, metile_u32 kind,
+    float number, metile_i64 integer);
 // Runs a kernel: `thread` is called for every thread. Returns 0, or a metile_fault that ended it.
 typedef void (*metile_thread_function)(void* const* buffers, const metile_thread* attributes);
 metile_u32 metile_run(metile_launch* launch, metile_thread_function function);

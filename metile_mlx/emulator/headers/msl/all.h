@@ -1,6 +1,7 @@
 // All that the metal_* headers give. The words of the language come last.
 #pragma once
 
+#include "print.h"
 #include "simdgroup_matrix.h"
 
 #define METILE_THREADGROUP_SITE __COUNTER__
