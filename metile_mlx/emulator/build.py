@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from metile_mlx.emulator import front, toolchain
 from metile_mlx.emulator import text as texts
-from metile_mlx.emulator import toolchain
 from metile_mlx.errors import CompileError
 from metile_mlx.runtime import cache
 from metile_mlx.runtime.toolchain import CompilerFailed, Toolchain
@@ -28,6 +28,7 @@ RUNTIME = (
     "callbacks.cpp",
     "run.cpp",
     "measure.cpp",
+    "print.cpp",
 )
 
 _NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
@@ -36,7 +37,8 @@ KERNEL_FLAGS = (
     f"-std=c++17 {_NATIVE} -fPIC -fvisibility=hidden -fdeclspec -fsigned-char -fwrapv "
     "-fno-strict-aliasing -fno-exceptions -fno-rtti -fno-threadsafe-statics -nostdinc++ "
     "-fno-math-errno -Xclang -ffloat16-excess-precision=none -w -Wno-c++11-narrowing "
-    "-fno-caret-diagnostics -fno-asynchronous-unwind-tables"
+    "-fno-caret-diagnostics -fno-asynchronous-unwind-tables "
+    "-fstack-clash-protection"
 ).split()
 FAST_FLAGS = ("-O2",)
 CHECK_COPIES = "-DMETILE_CHECK_COPIES"
@@ -149,8 +151,8 @@ def build(name: str, text: str, *, checked: bool, math_mode: str | None = "safe"
 
     Raises:
         BackendError: no compiler that can.
-        CompileError: the text is not one the emulator compiles; shows the compiler's message with
-            the lines of the text.
+        CompileError: Apple's compiler rejects the text (`front`), or the emulator can't compile
+            it; shows the compiler's message with the lines of the text.
     """
     chain = toolchain.find()
     flags = _flags(checked, math_mode)
@@ -161,10 +163,12 @@ def build(name: str, text: str, *, checked: bool, math_mode: str | None = "safe"
             return _built[key]
     symbol = f"metile_emulate_{key}"
     source, signature = translation_unit(name, text, symbol)
-    path = cache.publish(
-        f"emulated-{key}.so",
-        functools.partial(_build_kernel, chain, flags, library, source, text),
-    )
+
+    def make(folder: Path) -> Path:
+        front.require(text, name)
+        return _build_kernel(chain, flags, library, source, text, folder)
+
+    path = cache.publish(f"emulated-{key}.so", make)
     with _lock:
         return _built.setdefault(key, Built(path, symbol, signature))
 
@@ -207,8 +211,14 @@ def _build_kernel(
 
 
 def _compile(chain: Toolchain, flags: Sequence[str], unit: Path, target: Path) -> None:
-    headers = ["-include-pch", str(_precompiled(chain, flags))]
-    chain.run([*flags, f"-I{HEADERS}", *headers, "-c", str(unit), "-o", str(target)])
+    arguments = [*flags, f"-I{HEADERS}", "-c", str(unit), "-o", str(target)]
+    try:
+        chain.run(["-include-pch", str(_precompiled(chain, flags)), *arguments])
+    except CompilerFailed as error:
+        # The package was replaced while this process ran.
+        if "precompiled header" not in str(error):
+            raise
+        chain.run(arguments)
 
 
 def numbered(text: str) -> str:

@@ -209,12 +209,8 @@ PLANTED = {
     "integer division by zero": Planted(
         "int zero = int(x[0]);\ny[i] = 5 / zero;", Fault.CRASH, "", 0, thread(0)
     ),
-    "endless recursion": Planted(
-        "y[i] = deep(int(i) + 1000000);", Fault.CRASH, "", 0, thread(0),
-        call={
-            "header": "int deep(int n) { volatile int a[64]; a[n % 64] = n; "
-            "return n > 0 ? deep(n - 1) + a[n % 64] : 0; }\n"
-        },
+    "more private memory than a stack has": Planted(
+        "volatile float a[100000];\na[i] = x[i];\ny[i] = a[i];", Fault.CRASH, "", 0, thread(0)
     ),
     "more threadgroup memory than devices have": Planted(
         "threadgroup float s[9000];\ns[t] = x[i];\ny[i] = s[t];",

@@ -156,7 +156,6 @@ struct Outcome {
   std::mutex mutex;
   Crash crash;
   bool float_reductions = false;
-  bool is_over = false;
 };
 
 void run_worker(const Dispatch& dispatch, std::atomic<uint64_t>& next, uint64_t step,
@@ -175,7 +174,6 @@ void run_worker(const Dispatch& dispatch, std::atomic<uint64_t>& next, uint64_t 
   worker_of_thread = nullptr;
   std::lock_guard<std::mutex> lock(outcome.mutex);
   outcome.float_reductions |= worker->float_reductions();
-  outcome.is_over |= worker->is_over_limit();
   if (!is_alive) {
     next.store(count);
     outcome.crash = worker->crash();

@@ -14,7 +14,6 @@ namespace metile {
 constexpr uint32_t kLanes = 32;
 constexpr uint32_t kMaxSites = 256;
 constexpr uint64_t kSharedBytes = 1 << 20;
-constexpr uint64_t kSharedLimit = 32768;
 
 // What all workers of a launch share.
 struct Dispatch {
@@ -56,14 +55,12 @@ class Worker {
   const Crash& crash() const {
     return crash_;
   }
+  // Once is enough where several orders of threads are tried.
+  bool prints() const {
+    return dispatch_.launch->schedule == 0;
+  }
   bool float_reductions() const {
     return float_reductions_;
-  }
-  bool is_over_limit() const {
-    return shared_bytes_ > kSharedLimit;
-  }
-  uint64_t shared_bytes() const {
-    return shared_bytes_;
   }
   // Called by the signal handler on a fiber's stack: where the scheduler goes on.
   void* abandon(int signal, uintptr_t code, Fiber* fiber);

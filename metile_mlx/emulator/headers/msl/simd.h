@@ -4,7 +4,7 @@
 // makes the results of all.
 #pragma once
 
-#include "integer.h"
+#include "matrix.h"
 
 #define METILE_HERE uint line = __builtin_LINE(), uint column = __builtin_COLUMN()
 
