@@ -12,7 +12,7 @@ def double(x, y, n, BLOCK: metile.constexpr):
 y = double[(metile.cdiv(n, 256),)](x, metile.empty((n,), mx.float32), n, BLOCK=256)
 """
 
-from metile_mlx import emulator
+from metile_mlx import emulator, testing
 from metile_mlx.context import Schedule
 from metile_mlx.dispatch import Dispatch, Empty, empty
 from metile_mlx.errors import (
@@ -184,6 +184,7 @@ __all__ = [
     "sum",
     "tanh",
     "tensor",
+    "testing",
     "thread_id",
     "tile_load",
     "tile_range",

@@ -183,6 +183,10 @@ class Dispatch:
         """The arrays that are read, of all runtime arguments."""
         return [arguments[i] for i in self._input_positions]
 
+    def reference_request(self) -> Request:
+        """The prepared launch as the reference backend takes it, whatever backend this is for."""
+        return self._request(self._values, None)
+
     def prepare(self, scalars: tuple[Scalar, ...]) -> None:
         """Check the arguments and compile, as the first call would.
 

@@ -98,6 +98,13 @@ class Kernel:
             hint=f"pass {parameter.name}=..." if parameter.is_constexpr else None,
         )
 
+    def read_arrays(
+        self, dispatch: Dispatch, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        """The arrays among the arguments of a call that the kernel reads, in order."""
+        values = self.bind(args, kwargs)
+        return dispatch.inputs([values[i] for i, _ in self._runtime])
+
     def dispatch(
         self, grid: Grid, values: list[Any], backend: Backend, options: Options
     ) -> tuple[Dispatch, tuple[Any, ...]]:
