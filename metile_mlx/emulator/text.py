@@ -74,8 +74,9 @@ def rewrite(text: str) -> str:
         if token.kind == "name" and token.text == "threadgroup":
             end = _variable_end(parts, at)
             if end is not None:
-                out.append(_shared(parts[at + 1 : end], sites))
-                sites += 8
+                variables = _shared(parts[at + 1 : end], sites)
+                out.append(" ".join(variables))
+                sites += len(variables)
                 at = end + 1
                 continue
         out.append(_number(token.text) if token.kind == "number" else token.text)
@@ -122,8 +123,8 @@ def _variable_end(parts: list[Token], start: int) -> int | None:
     return None
 
 
-def _shared(parts: list[Token], site: int) -> str:
-    """`T a[8], b` -> references to the threadgroup's instances, on the same lines."""
+def _shared(parts: list[Token], site: int) -> list[str]:
+    """`T a[8], b` -> a reference to the threadgroup's instance of each, on the same lines."""
     text = "".join(token.text for token in parts)
     pieces = _split(text)
     head = re.match(r"(?P<type>.*?)(?P<name>[A-Za-z_]\w*)(?P<dims>\s*(?:\[.*)?)$", pieces[0], re.S)
@@ -143,7 +144,7 @@ def _shared(parts: list[Token], site: int) -> str:
             f"typedef {kind} {alias}{dims}; {alias}& {name} = "
             f'metal::metile_shared<{alias}, {site + index}>("{name}");'
         )
-    return " ".join(out)
+    return out
 
 
 def _split(text: str) -> list[str]:

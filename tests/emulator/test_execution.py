@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -168,3 +172,43 @@ def test_a_crash_of_an_unchecked_kernel_does_not_end_the_process() -> None:
     assert finding.fault is Fault.CRASH
     y = launch("y[0] = x[0] + 1;", {"x": mx.zeros((8,))}, (1,), threads=1)
     assert y.item() == 1
+
+
+def test_many_threadgroup_variables_stay_apart() -> None:
+    names = [f"s{number}" for number in range(60)]
+    body = "uint t = thread_index_in_threadgroup;\n" + "\n".join(
+        f"threadgroup int {name}[32];\n{name}[t] = x[t] + {number};"
+        for number, name in enumerate(names)
+    )
+    body += f"\ny[t] = {' + '.join(f'{name}[t]' for name in names)};"
+    y = launch(body, {"x": mx.zeros((32,), mx.int32)}, (32,), threads=32, dtype=mx.int32)
+    assert y.tolist() == [sum(range(60))] * 32
+
+
+FOREIGN = """
+import faulthandler
+import mlx.core as mx
+from metile_mlx import emulator
+from tests.emulator.support import launch
+
+crash = "int zero = int(x[0]);\\ny[0] = 5 / zero;"
+for _ in range(2):
+    mx.eval(launch(crash, {"x": mx.zeros((8,))}, (1,)))
+    (finding,) = emulator.take().findings
+    assert finding.fault is emulator.Fault.CRASH
+    faulthandler.enable()
+print("alive", flush=True)
+faulthandler._sigsegv()
+"""
+
+
+def test_crashes_that_are_not_a_kernels_stay_the_process_own() -> None:
+    """Handlers of others are kept, before and after the first launch."""
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", FOREIGN], capture_output=True, text=True, check=False, cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)}, timeout=120,
+    )  # fmt: skip
+    assert done.stdout == "alive\n", done.stderr
+    assert done.returncode < 0
+    assert "Fatal Python error: Segmentation fault" in done.stderr

@@ -61,6 +61,13 @@ void handle(int signal, siginfo_t* info, void* raw) {
       return;
     }
   }
+  // Whoever was asked once and did not end the process is not asked again.
+  static std::atomic<bool> has_passed_on{false};
+  if (has_passed_on.exchange(true)) {
+    ::signal(signal, SIG_DFL);
+    raise(signal);
+    return;
+  }
   for (size_t i = 0; i < sizeof kSignals / sizeof *kSignals; ++i) {
     if (kSignals[i] != signal) {
       continue;
@@ -76,16 +83,21 @@ void handle(int signal, siginfo_t* info, void* raw) {
   }
 }
 
+// Before every launch: others (Python's faulthandler) may have put theirs in the place of ours.
 void install_handlers() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    struct sigaction action {};
-    action.sa_sigaction = handle;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    for (size_t i = 0; i < sizeof kSignals / sizeof *kSignals; ++i) {
-      sigaction(kSignals[i], &action, &previous_actions[i]);
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  struct sigaction action {};
+  action.sa_sigaction = handle;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  for (size_t i = 0; i < sizeof kSignals / sizeof *kSignals; ++i) {
+    struct sigaction now {};
+    sigaction(kSignals[i], nullptr, &now);
+    if (!(now.sa_flags & SA_SIGINFO) || now.sa_sigaction != handle) {
+      previous_actions[i] = now;
+      sigaction(kSignals[i], &action, nullptr);
     }
-  });
+  }
 }
 
 // A handler can't run on a stack that has overflowed.

@@ -293,8 +293,11 @@ void Worker::settle_together(uint32_t count) {
 
 void* Worker::shared(
     uint32_t site, uint64_t bytes, uint64_t align, uint32_t item, const char* name) {
-  if (sites_[site % kMaxSites]) {
-    return sites_[site % kMaxSites];
+  if (site >= kMaxSites) {
+    return nullptr;  // the access that follows ends the run
+  }
+  if (sites_[site]) {
+    return sites_[site];
   }
   const uint64_t start = (shared_bytes_ + align - 1) / align * align;
   shared_bytes_ = start + bytes;
@@ -305,7 +308,7 @@ void* Worker::shared(
     // Past the end of the arena only a kernel that no device accepts goes.
     at = shared_bytes_ <= kSharedBytes ? arena_.get() + start : nullptr;
   }
-  return sites_[site % kMaxSites] = at;
+  return sites_[site] = at;
 }
 
 void* Worker::abandon(int signal, uintptr_t code, Fiber* fiber) {

@@ -4,8 +4,6 @@
 #include "print.h"
 #include "simdgroup_matrix.h"
 
-#define METILE_THREADGROUP_SITE __COUNTER__
-
 namespace metal {
 
 template <typename T>
