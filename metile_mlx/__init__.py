@@ -12,6 +12,7 @@ def double(x, y, n, BLOCK: metile.constexpr):
 y = double[(metile.cdiv(n, 256),)](x, metile.empty((n,), mx.float32), n, BLOCK=256)
 """
 
+from metile_mlx import emulator, testing
 from metile_mlx.context import Schedule
 from metile_mlx.dispatch import Dispatch, Empty, empty
 from metile_mlx.errors import (
@@ -45,6 +46,7 @@ from metile_mlx.frontend.language import (
     constexpr,
     convert_layout,
     cos,
+    device_print,
     dot,
     erf,
     exp,
@@ -138,8 +140,10 @@ __all__ = [
     "constexpr",
     "convert_layout",
     "cos",
+    "device_print",
     "dot",
     "empty",
+    "emulator",
     "erf",
     "exp",
     "exp2",
@@ -180,6 +184,7 @@ __all__ = [
     "sum",
     "tanh",
     "tensor",
+    "testing",
     "thread_id",
     "tile_load",
     "tile_range",

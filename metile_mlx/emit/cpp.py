@@ -9,7 +9,7 @@ bits, so moving one never changes a NaN; each operation on it is computed in flo
 from __future__ import annotations
 
 from metile_mlx.context import Context
-from metile_mlx.emit.cpp_values import HELPERS, VALUES, CppValues, scalar
+from metile_mlx.emit.cpp_values import HELPERS, VALUES, CppValues, scalar, write_print
 from metile_mlx.emit.cstyle import STATEMENTS, Expression, Statement, is_output
 from metile_mlx.emit.naming import unique_name
 from metile_mlx.emit.phases import Phase, Plan, Segment
@@ -22,6 +22,7 @@ from metile_mlx.ir.metal import (
     If,
     Load,
     NumPrograms,
+    Print,
     ProgramId,
     Shuffle,
     ThreadgroupLoad,
@@ -327,7 +328,7 @@ EXPRESSIONS: dict[type[Op], Expression] = {
     NumPrograms: _num_programs,
     Shuffle: _shuffle,
 }
-LINES: dict[type[Op], Statement] = {**STATEMENTS, Barrier: _barrier}
+LINES: dict[type[Op], Statement] = {**STATEMENTS, Barrier: _barrier, Print: write_print}
 
 
 def emit_cpp(func: Func, ctx: Context) -> KernelSource:

@@ -21,12 +21,13 @@ from metile_mlx.dtypes import DType, f16, f32
 from metile_mlx.emit.arithmetic import ARITHMETIC
 from metile_mlx.emit.cstyle import MEMORY, STATEMENTS, CStyle, Expression, Statement
 from metile_mlx.emit.literals import MSL as SPELLING
-from metile_mlx.emit.literals import Spelling
+from metile_mlx.emit.literals import Spelling, quoted
 from metile_mlx.emit.naming import unique_name
 from metile_mlx.emit.source import KernelSource
+from metile_mlx.errors import UnsupportedError
 from metile_mlx.ir.arith import BinaryKind
 from metile_mlx.ir.core import Func, Op, Value
-from metile_mlx.ir.metal import Barrier, NumPrograms, ProgramId, Shuffle, ThreadIndex
+from metile_mlx.ir.metal import Barrier, NumPrograms, Print, ProgramId, Shuffle, ThreadIndex
 from metile_mlx.ir.types import ScalarType
 
 # Exact, so they have no fast variant.
@@ -144,6 +145,19 @@ def _barrier(e: _Msl, item: Barrier) -> None:
     e.line("threadgroup_barrier(mem_flags::mem_threadgroup);")
 
 
+def _print(e: _Msl, item: Print) -> None:
+    if e.ctx.target.name != "emulator":
+        raise UnsupportedError(
+            f"[device_print] a kernel compiled for {e.ctx.target.name} can't print",
+            item.loc,
+            "run it with backend='emulator' or backend='cpu', or remove the call",
+        )
+    place = ", ".join(e.operand(value) for value in item.place)
+    text = f"metile_device_print({quoted(item.label)}, {place}, {item.register}u, "
+    text += f"{e.operand(item.value)});"
+    e.line(text if item.mask is None else f"if ({e.operand(item.mask)}) {{ {text} }}")
+
+
 EXPRESSIONS: dict[type[Op], Expression] = {
     **ARITHMETIC,
     **MEMORY,
@@ -152,7 +166,7 @@ EXPRESSIONS: dict[type[Op], Expression] = {
     NumPrograms: _num_programs,
     Shuffle: _shuffle,
 }
-LINES: dict[type[Op], Statement] = {**STATEMENTS, Barrier: _barrier}
+LINES: dict[type[Op], Statement] = {**STATEMENTS, Barrier: _barrier, Print: _print}
 
 
 def emit_msl(func: Func, ctx: Context) -> KernelSource:

@@ -367,6 +367,23 @@ class Store(Op):
             )
 
 
+@op("tile.print", Effect.WRITE)
+class Print(Op):
+    """Print a tile or scalar, one line per element, where `mask` (None: always)."""
+
+    value: Value
+    label: str
+    mask: Value | None = None
+
+    def verify(self) -> None:
+        masks = () if self.mask is None else (self.mask,)
+        if self.mask is not None and element(self.mask) != bool_:
+            raise CompileError(f"[device_print] mask is {element(self.mask)}, expected bool")
+        joined = join((self.value, *masks), element(self.value))
+        if isinstance(joined, TileType) != isinstance(self.value.type, TileType):
+            raise CompileError("[device_print] the mask is a tile and the value is a scalar")
+
+
 @op("tile.convert")
 class Convert(Op):
     """The same logical values with other owners (SPEC C1)."""

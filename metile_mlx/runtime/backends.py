@@ -1,4 +1,4 @@
-"""The backends of this machine, each a thin adapter from `Request` to its runtime."""
+"""The backends MLX itself runs, each a thin adapter from `Request` to its runtime."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from metile_mlx.emit.naming import input_passing, unique_name
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.runtime import batching, cpu, export, metal
 from metile_mlx.runtime.autodiff import ReferenceTransforms, reference_launch, with_gradient
-from metile_mlx.runtime.backend import Backend, Launch, Output, Request, Scalar
+from metile_mlx.runtime.backend import Launch, Output, Request, Scalar
 from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.runtime.optional import MLX_MISSING, mx
 from metile_mlx.target import CPU, METAL, Target
@@ -70,8 +70,12 @@ class MetalBackend:
     def available(self) -> str | None:
         return metal.available()
 
+    def register(self, source: KernelSource) -> metal.MetalKernel:
+        """The kernel of a text, registered once."""
+        return metal.register(source)
+
     def bind(self, request: Request) -> Launch:
-        kernel = metal.register(registered_source(request))
+        kernel = self.register(registered_source(request))
         outputs, zero_fill = metal_outputs(request)
         shapes = [out.shape for out in outputs]
         dtypes = [mlx_dtypes()[out.dtype] for out in outputs]
@@ -154,10 +158,3 @@ def _scalar_array(text: str, dtype: str) -> mx.array:
         value = int(text)
     by_name = {ours.name: theirs for ours, theirs in mlx_dtypes().items()}
     return mx.array([value], dtype=by_name[dtype])
-
-
-BACKENDS: dict[str, Backend] = {
-    "metal": MetalBackend(),
-    "cpu": CpuBackend(),
-    "reference": ReferenceBackend(),
-}

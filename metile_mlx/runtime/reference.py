@@ -29,6 +29,7 @@ from metile_mlx.ir.tile import (
     If,
     Load,
     NumPrograms,
+    Print,
     ProgramId,
     Reshape,
     Select,
@@ -173,6 +174,10 @@ def _forward(s: Programs, op: Reshape | Convert) -> mx.array:
     return s.env[op.src]
 
 
+def _print(s: Programs, op: Print) -> None:
+    """Nothing: here no thread has the value, and the graph may be differentiated."""
+
+
 def _automatic(s: Programs, op: Automatic) -> None:
     raise UnsupportedError(
         f"{op.construct} has no meaning on the reference backend",
@@ -235,6 +240,7 @@ RULES: dict[type[Op], Callable[[Programs, Any], mx.array | None]] = {
     Tensor: reference_memory.tensor,
     Load: reference_memory.load,
     Store: reference_memory.store,
+    Print: _print,
     Automatic: _automatic,
     If: _if,
     Scratch: reference_memory.scratch,

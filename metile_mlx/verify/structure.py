@@ -16,6 +16,7 @@ _OWNED = frozenset({
     tile.Constant, tile.ProgramId, tile.NumPrograms, tile.Arange, tile.Splat, tile.Unary,
     tile.Binary, tile.Compare, tile.Select, tile.Cast, tile.Bitcast, tile.Fma, tile.Reshape,
     tile.Tensor, tile.Load, tile.Store, tile.Convert, tile.If, tile.Yield,
+    tile.Print,
 })  # fmt: skip
 _COMMUNICATION = frozenset({
     planned.Scratch, planned.ScratchStore, planned.ScratchLoad, planned.Barrier, planned.Shuffle,
@@ -24,7 +25,7 @@ _METAL = frozenset({
     metal.Constant, metal.ThreadIndex, metal.ProgramId, metal.NumPrograms, metal.Unary,
     metal.Binary, metal.Compare, metal.Select, metal.Cast, metal.Bitcast, metal.Fma, metal.Load,
     metal.Store, metal.ThreadgroupAlloc, metal.ThreadgroupStore, metal.ThreadgroupLoad,
-    metal.Barrier, metal.Shuffle, metal.If, metal.Yield,
+    metal.Barrier, metal.Shuffle, metal.If, metal.Yield, metal.Print,
 })  # fmt: skip
 
 LEGAL: dict[Stage, frozenset[type[Op]]] = {

@@ -240,6 +240,11 @@ def _store(group: Group, item: metal.Store) -> tuple[Array, ...]:
     return ()
 
 
+def _print(group: Group, item: metal.Print) -> tuple[Array, ...]:
+    """Changes nothing that anyone reads."""
+    return ()
+
+
 def _launch_thread(group: Group) -> Array:
     """A number of each thread that no other thread of the launch has."""
     (x, y, z), (width, height, _) = group.position, group.grid
@@ -323,6 +328,7 @@ STEPS: dict[type[Op], Callable[[Group, Any], tuple[Array, ...]]] = {
     metal.Fma: _fma,
     metal.Load: _load,
     metal.Store: _store,
+    metal.Print: _print,
     metal.ThreadgroupAlloc: _alloc,
     metal.ThreadgroupStore: _threadgroup_store,
     metal.ThreadgroupLoad: _threadgroup_load,
