@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from tests.support import profile, timing
+from tests.support import emulated, profile, timing
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).resolve().parent / "golden"
@@ -38,7 +39,57 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
+COLLECTOR = emulated.Collector()
+TALLY = emulated.Tally()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _collecting() -> Iterator[None]:
+    """All launches of kernels are noted."""
+    with emulated.collecting(COLLECTOR):
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _emulated() -> Iterator[None]:
+    """When a test file is done, its kernels run as MSL under the checker."""
+    yield
+    if emulated.unavailable() is None:
+        faults = emulated.run_all(COLLECTOR, TALLY)
+        assert not faults, "\n\n".join(faults)
+
+
+@pytest.fixture(autouse=True)
+def _faulty(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Kernels that are faulty on purpose are not noted."""
+    COLLECTOR.on = request.node.get_closest_marker("faulty") is None
+    yield
+    COLLECTOR.on = True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["emulated"] = (TALLY.kernels, TALLY.too_large, TALLY.left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Of each process of pytest-xdist."""
+    kernels, too_large, left_out = getattr(node, "workeroutput", {}).get("emulated", (0, 0, 0))
+    TALLY.kernels += kernels
+    TALLY.too_large += too_large
+    TALLY.left_out += left_out
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reason = emulated.unavailable()
+    terminalreporter.line(
+        f"no kernel was emulated: {reason}"
+        if reason
+        else f"{TALLY.kernels} kernels emulated under the checker, {TALLY.too_large} launches too "
+        f"large, {TALLY.left_out} texts left out by the profile"
+    )
     if profile.name() != "full":
         return
     phases = [

@@ -13,7 +13,7 @@ import pytest
 from metile_mlx.compiler import compile_kernel
 from metile_mlx.context import Context
 from metile_mlx.ir.printer import print_func
-from metile_mlx.target import CPU, METAL
+from metile_mlx.target import CPU, EMULATOR
 from tests.support.samples import SAMPLES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,9 +25,9 @@ def texts() -> dict[str, list[str]]:
     for name, sample in SAMPLES.items():
         func = sample.func()
         found[name] = [print_func(func)]
-        for target in (METAL, CPU):
+        for target in (EMULATOR, CPU):
             for bits in (32, 64):
-                masked = sample.masked if target is METAL else frozenset[str]()
+                masked = sample.masked if target is EMULATOR else frozenset[str]()
                 ctx = Context(target, index_bits=bits, masked_outputs=masked)
                 source = compile_kernel(func, ctx)
                 found[name] += [source.name, source.header, source.body]

@@ -70,6 +70,14 @@ def square(y, n):
     target.store((metile.program_id(2), flat), metile.reshape(product, (64,)) + n)
 
 
+@metile.kernel
+def printed(x, y, n):
+    i = metile.program_id(0) * 32 + metile.arange(0, 32)
+    value = metile.tensor(x, shape=n).load(i)
+    metile.device_print(value, mask=i == 3)
+    metile.tensor(y, shape=n, access="write").store(i, value)
+
+
 @dataclass(frozen=True)
 class Sample:
     """A kernel with the types of its runtime parameters (`f32*` an array) and its constexprs."""
@@ -97,6 +105,7 @@ SAMPLES = {
         transpose, ("u32*", "u32*", "i32"), {"LAYOUT": metile.ThreadLayout.identity(64)}
     ),
     "chain": Sample(chain, ("f32*", "f32*", "i32"), {}, frozenset({"y"})),
+    "print": Sample(printed, ("f32*", "f32*", "i32")),
     "square": Sample(square, ("i32*", "i32")),
     "numbers": Sample(numbers, ("f32*", "f32*", "i32", "f32"), {"POWER": 3}),
 }

@@ -1,0 +1,145 @@
+"""Our own kernels as the MSL that MLX generates, under the checker; and that faults would show.
+
+What the rest of the suite launches is run the same way when each test file is done (conftest.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import pytest
+
+import metile_mlx as metile
+from metile_mlx import compiler, emulator
+from metile_mlx.context import Context
+from metile_mlx.emit.source import KernelSource
+from metile_mlx.emulator import build
+from metile_mlx.ir.core import Func
+from tests.end_to_end import test_conversions_run as conversions
+from tests.support import emulated
+from tests.support.public import DTYPES, same_bits
+
+TURNED = metile.ThreadLayout((3, 4, 5, 0, 1, 2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_conversions_are_race_free_and_move_every_bit(dtype: str) -> None:
+    """SPEC C1, C3: all pairs of owners of the end-to-end test, in several orders of threads."""
+    cases = conversions.cases(dtype)
+    dispatches = [case.prepare("emulator") for case in cases]
+    launches = [emulated.make(dispatch, dispatch._values) for dispatch in dispatches]
+    recorded = [launch.recorded() for launch in launches if launch is not None]
+    assert len(recorded) == len(cases)
+    build.prebuild([(kernel.name, kernel.text) for kernel in recorded], checked=True)
+    before = emulator.completed_runs()
+    with emulator.checked(schedules=3):
+        made = [case.run(dispatch) for case, dispatch in zip(cases, dispatches, strict=True)]
+        mx.eval(*made)
+    assert emulator.completed_runs() == before + len(cases)
+    for case, output in zip(cases, made, strict=True):
+        assert same_bits(output, case.expected()), case
+
+
+@metile.kernel
+def collide(y, n):
+    here = metile.full(32, metile.program_id(0), metile.i32)
+    metile.tensor(y, shape=n, access="write").store(metile.arange(0, 32), here)
+
+
+@metile.kernel
+def turned(x, y, OWNER: metile.constexpr):
+    """Two exchanges through one scratch."""
+    i = metile.arange(0, 64)
+    moved = metile.convert_layout(metile.tensor(x, shape=64).load(i), OWNER)
+    again = metile.convert_layout(moved + 1, metile.ThreadLayout((5, 4, 3, 2, 1, 0)))
+    j = metile.arange(0, 64, layout=metile.ThreadLayout((5, 4, 3, 2, 1, 0)))
+    metile.tensor(y, shape=64, access="write").store(j, again)
+
+
+def faults_of(run: Callable[[], mx.array]) -> list[str]:
+    """What the suite would say of the kernels that `run` launches."""
+    collector = emulated.Collector()
+    with emulated.collecting(collector):
+        mx.eval(run())
+    tally = emulated.Tally()
+    faults = emulated.run_all(collector, tally)
+    assert tally == emulated.Tally(kernels=1)
+    return faults
+
+
+@pytest.mark.faulty
+def test_a_race_is_reported_with_the_numbered_text() -> None:
+    (fault,) = faults_of(lambda: collide[3](metile.empty(32, mx.int32), 32))
+    assert "data race on device memory y[0]" in fault
+    assert "y[tid] = program_0;" in fault
+    assert "\n 1 | [[kernel]] void custom_kernel_collide" in fault
+
+
+def changed_text(
+    monkeypatch: pytest.MonkeyPatch, old: str, new: str, count: int = -1
+) -> Callable[[], mx.array]:
+    """A launch on the CPU of `turned`, whose MSL is emitted wrong."""
+    emit = compiler.EMITTERS["msl"]
+
+    def changed(func: Func, ctx: Context) -> KernelSource:
+        made = emit(func, ctx)
+        assert old in made.body
+        fields = {**vars(made), "body": made.body.replace(old, new, count)}
+        return KernelSource(**fields)
+
+    monkeypatch.setitem(compiler.EMITTERS, "msl", changed)
+    turned._specialisations.clear()
+    turned._dispatches.clear()
+    x = mx.arange(64).astype(mx.float32)
+    return lambda: turned[1](x, metile.empty(64, mx.float32), OWNER=TURNED, backend="cpu")
+
+
+def test_the_text_as_it_is_has_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert faults_of(changed_text(monkeypatch, "barrier", "barrier")) == []
+
+
+@pytest.mark.faulty
+@pytest.mark.parametrize("barrier", [0, 1, 2])
+def test_each_barrier_that_the_text_lacks_is_missed(
+    barrier: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPEC C2: publish, release and publish; the last release orders nothing."""
+    line = "  threadgroup_barrier(mem_flags::mem_threadgroup);\n"
+    emit = compiler.EMITTERS["msl"]
+
+    def changed(func: Func, ctx: Context) -> KernelSource:
+        made = emit(func, ctx)
+        parts = made.body.split(line)
+        head, tail = parts[: barrier + 1], parts[barrier + 1 :]
+        body = line.join(head) + line.join(tail)
+        return KernelSource(**{**vars(made), "body": body})
+
+    run = changed_text(monkeypatch, "barrier", "barrier")
+    monkeypatch.setitem(compiler.EMITTERS, "msl", changed)
+    (fault,) = faults_of(run)
+    assert "data race on threadgroup memory scratch_f32" in fault
+
+
+@pytest.mark.faulty
+def test_a_wrong_value_is_shown_with_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    (fault,) = faults_of(changed_text(monkeypatch, "+ 1.0f", "+ 2.0f"))
+    assert "emulator: y differs from the reference in 64 elements" in fault
+    assert "stored by program (0, 0, 0), thread" in fault
+    assert "+ 2.0f" in fault
+
+
+def test_large_launches_are_left_out_and_counted() -> None:
+    collector, tally = emulated.Collector(), emulated.Tally()
+    with emulated.collecting(collector):
+        mx.eval(collide[2100](metile.empty(32, mx.int32), 32, backend="cpu"))
+    assert emulated.run_all(collector, tally) == []
+    assert tally == emulated.Tally(too_large=1)
+
+
+@pytest.mark.faulty
+def test_the_mark_keeps_faults_on_purpose_out() -> None:
+    collector = emulated.Collector(on=False)
+    with emulated.collecting(collector):
+        mx.eval(collide[2](metile.empty(32, mx.int32), 32, backend="cpu"))
+    assert collector.take() == []

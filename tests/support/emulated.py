@@ -1,0 +1,207 @@
+"""Every kernel the suite launches, once more as the MSL that MLX generates, under the checker.
+
+A hook on `Dispatch` remembers one launch of each text that a test file compiles for Metal or the
+CPU. When the file is done they are built, many per compiler run, and run in the emulator on data of
+our own; results must be the reference's, and the checker must find nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from metile_mlx import emulator, testing
+from metile_mlx.analysis.exact import exact_outputs
+from metile_mlx.backends import BACKENDS
+from metile_mlx.context import Schedule
+from metile_mlx.dispatch import Dispatch
+from metile_mlx.dtypes import MLX_NAMES
+from metile_mlx.emulator import build
+from metile_mlx.errors import MetileError
+from metile_mlx.runtime import metal
+from metile_mlx.runtime.autodiff import reference_launch
+from metile_mlx.runtime.backend import Request, Scalar
+from metile_mlx.runtime.backends import metal_inputs, metal_outputs, registered_source
+from metile_mlx.runtime.cpu import mlx_dtypes
+from metile_mlx.runtime.record import CapturedKernel
+from metile_mlx.target import EMULATOR
+from tests.support import profile
+from tests.support.public import DTYPES, payload
+
+# Larger launches are left out, and counted.
+MAX_ELEMENTS = 1 << 18
+MAX_THREADS = 1 << 16
+# Texts per test file and process: those with the smallest hashes, so always the same ones.
+LIMITS = {"dev": 20, "ci": 400, "full": 10**9}
+SCHEDULES = 2
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch to repeat.
+
+    Attributes:
+        request: for the emulator.
+        arrays: our own inputs, by parameter.
+        schedule: of the compilation.
+    """
+
+    request: Request
+    arrays: Mapping[str, mx.array]
+    schedule: Schedule
+
+    @property
+    def threads(self) -> int:
+        assert self.request.source is not None
+        return math.prod(self.request.grid) * self.request.source.threads
+
+    def recorded(self) -> CapturedKernel:
+        """The kernel as MLX records it."""
+        kernel = metal.build(registered_source(self.request), mx.fast.metal_kernel)
+        outputs, zero = metal_outputs(self.request)
+        return metal.record_msl(
+            kernel,
+            metal_inputs(self.request, list(self.arrays.values())),
+            [out.shape for out in outputs],
+            [mlx_dtypes()[out.dtype] for out in outputs],
+            self.request.grid,
+            [metal.ZERO if zero else metal.UNINITIALISED] * len(outputs),
+        )
+
+
+@dataclass
+class Tally:
+    """What has been run so far."""
+
+    kernels: int = 0
+    too_large: int = 0
+    left_out: int = 0
+
+
+@dataclass
+class Collector:
+    """The launches of one test file. `on` is False while a test launches faults on purpose."""
+
+    on: bool = True
+    found: dict[object, tuple[Dispatch, tuple[Scalar, ...]]] = field(default_factory=dict)
+
+    def note(self, dispatch: Dispatch, scalars: tuple[Scalar, ...]) -> None:
+        """One launch of each text and shape is enough."""
+        if self.on and dispatch._backend.name in ("metal", "cpu", "emulator"):
+            key = (
+                id(dispatch._specialisation),
+                dispatch._options.schedule,
+                dispatch._options.math_mode,
+                tuple(array.shape for array in dispatch._arrays),
+            )
+            self.found.setdefault(key, (dispatch, scalars))
+
+    def take(self) -> list[tuple[Dispatch, tuple[Scalar, ...]]]:
+        taken = list(self.found.values())
+        self.found.clear()
+        return taken
+
+
+@contextmanager
+def collecting(collector: Collector) -> Iterator[None]:
+    """Launches that are bound inside are noted."""
+    bind: Callable[..., Any] = Dispatch._bind
+
+    def noting(self: Dispatch, scalars: tuple[Scalar, ...], key: tuple[object, ...]) -> Any:
+        launch = bind(self, scalars, key)
+        collector.note(self, scalars)
+        return launch
+
+    hooked: Any = Dispatch
+    hooked._bind = noting
+    try:
+        yield
+    finally:
+        hooked._bind = bind
+
+
+def run_all(collector: Collector, tally: Tally) -> list[str]:
+    """Builds and runs what was collected; one text per fault."""
+    chosen: dict[tuple[str, str], tuple[Launch, str]] = {}
+    for dispatch, scalars in collector.take():
+        launch = make(dispatch, scalars)
+        if launch is None:
+            tally.too_large += 1
+            continue
+        captured = launch.recorded()
+        chosen.setdefault((captured.name, captured.text), (launch, captured.math_mode or "safe"))
+    kept = sorted(chosen, key=lambda key: hashlib.sha256(key[1].encode()).digest())
+    kept = kept[: LIMITS[profile.name()]]
+    tally.left_out += len(chosen) - len(kept)
+    for mode in {chosen[key][1] for key in kept}:
+        texts = [key for key in kept if chosen[key][1] == mode]
+        build.prebuild(texts, checked=True, math_mode=mode)
+    faults = []
+    for key in kept:
+        tally.kernels += 1
+        faults += examine(chosen[key][0], key[1])
+    return faults
+
+
+def make(dispatch: Dispatch, scalars: tuple[Scalar, ...]) -> Launch | None:
+    """The launch with inputs of our own; None where it is too large or asks for no thread."""
+    sizes = [math.prod(array.shape) for array in dispatch._arrays]
+    if max(sizes, default=0) > MAX_ELEMENTS or math.prod(dispatch.grid) > MAX_THREADS // 32:
+        return None
+    request = dispatch._request(scalars, EMULATOR)
+    only_moves = exact_outputs(request.func) >= {out.param for out in request.outputs}
+    shapes = {array.name: (tuple(array.shape), array.dtype) for array in dispatch._inputs}
+    arrays = {
+        name: data(only_moves, *shapes[name], seed) for seed, name in enumerate(request.inputs)
+    }
+    launch = Launch(request, arrays, dispatch._options.schedule)
+    return launch if 0 < launch.threads <= MAX_THREADS else None
+
+
+def data(only_moves: bool, shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -> mx.array:
+    """Any bits where values only move, else moderate numbers."""
+    name = MLX_NAMES[str(dtype).rpartition(".")[2]].name
+    if only_moves and name in DTYPES:
+        return payload(name, shape, seed)
+    rng = np.random.default_rng(seed)
+    if mx.issubdtype(dtype, mx.floating):
+        return mx.array(rng.uniform(-4, 4, shape).astype(np.float32)).astype(dtype)
+    lowest = 0 if mx.issubdtype(dtype, mx.unsignedinteger) or dtype == mx.bool_ else -50
+    return mx.array(rng.integers(lowest, 50, shape).astype(np.int32)).astype(dtype)
+
+
+def examine(launch: Launch, text: str) -> list[str]:
+    """What is wrong with a launch: the faults, then the text with line numbers."""
+    request = launch.request
+    arrays = list(launch.arrays.values())
+    expected = reference_launch(request)(arrays)
+    emulator.take()
+    with emulator.options(checked=True, schedules=SCHEDULES):
+        made = BACKENDS["emulator"].bind(request)(arrays)
+        mx.eval(*made)
+    report = emulator.take()
+    judge = testing._Judge(request, launch.arrays, launch.schedule, None, None)
+    compared = [
+        judge.compare("emulator", position, made[position], expected[position])
+        for position in range(len(expected))
+    ]
+    wrong = [str(each) for each in compared if each.difference]
+    wrong += [str(each) for each in report.findings]
+    if report.launches != 1 and not any(0 in out.shape for out in request.outputs):
+        wrong.append(f"{report.launches} launches ran, expected 1")
+    return ["\n".join([*wrong, build.numbered(text)])] if wrong else []
+
+
+def unavailable() -> str | None:
+    """Why nothing can be emulated here, else None."""
+    try:
+        return emulator.available()
+    except MetileError as error:
+        return str(error)
