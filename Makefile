@@ -19,13 +19,17 @@ endif
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test clean
+.PHONY: demo test packages clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/python examples/transpose8.py
 
-test: $(VENV)/.installed-test
+test: packages $(VENV)/.installed-test
 	$(BIN)/python -m tests $(TEST_ARGS)
+
+# Debian's, where this user may install them.
+packages:
+	@.ci/packages
 
 # Stamps, not bin/python: a venv whose creation failed half-way is made again.
 $(VENV)/.created:
