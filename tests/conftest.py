@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -70,26 +71,18 @@ def _faulty(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["emulated"] = (TALLY.kernels, TALLY.too_large, TALLY.left_out)
+        output["emulated"] = astuple(TALLY)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Of each process of pytest-xdist."""
-    kernels, too_large, left_out = getattr(node, "workeroutput", {}).get("emulated", (0, 0, 0))
-    TALLY.kernels += kernels
-    TALLY.too_large += too_large
-    TALLY.left_out += left_out
+    TALLY.add(emulated.Tally(*getattr(node, "workeroutput", {}).get("emulated", ())))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reason = emulated.unavailable()
-    terminalreporter.line(
-        f"no kernel was emulated: {reason}"
-        if reason
-        else f"{TALLY.kernels} kernels emulated under the checker, {TALLY.too_large} launches too "
-        f"large, {TALLY.left_out} texts left out by the profile"
-    )
+    terminalreporter.line(f"no kernel was emulated: {reason}" if reason else str(TALLY))
     if profile.name() != "full":
         return
     phases = [

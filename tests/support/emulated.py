@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from metile_mlx.context import Schedule
 from metile_mlx.dispatch import Dispatch
 from metile_mlx.dtypes import MLX_NAMES
 from metile_mlx.emulator import build
-from metile_mlx.errors import MetileError
+from metile_mlx.errors import MetileError, OutOfResources
 from metile_mlx.runtime import metal
 from metile_mlx.runtime.autodiff import reference_launch
 from metile_mlx.runtime.backend import Request, Scalar
@@ -83,6 +84,19 @@ class Tally:
     kernels: int = 0
     too_large: int = 0
     left_out: int = 0
+    seconds: float = field(default=0.0, compare=False)
+
+    def add(self, other: Tally) -> None:
+        self.kernels += other.kernels
+        self.too_large += other.too_large
+        self.left_out += other.left_out
+        self.seconds += other.seconds
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kernels} kernels emulated under the checker in {self.seconds:.0f} s, "
+            f"{self.too_large} launches too large, {self.left_out} texts left out by the profile"
+        )
 
 
 @dataclass
@@ -129,13 +143,17 @@ def collecting(collector: Collector) -> Iterator[None]:
 
 def run_all(collector: Collector, tally: Tally) -> list[str]:
     """Builds and runs what was collected; one text per fault."""
+    start = time.perf_counter()
     chosen: dict[tuple[str, str], tuple[Launch, str]] = {}
     for dispatch, scalars in collector.take():
-        launch = make(dispatch, scalars)
-        if launch is None:
+        try:
+            launch = make(dispatch, scalars)
+            captured = launch.recorded() if launch else None
+        except OutOfResources:  # more buffers than Metal has, for example
+            captured = None
+        if launch is None or captured is None:
             tally.too_large += 1
             continue
-        captured = launch.recorded()
         chosen.setdefault((captured.name, captured.text), (launch, captured.math_mode or "safe"))
     kept = sorted(chosen, key=lambda key: hashlib.sha256(key[1].encode()).digest())
     kept = kept[: LIMITS[profile.name()]]
@@ -147,6 +165,7 @@ def run_all(collector: Collector, tally: Tally) -> list[str]:
     for key in kept:
         tally.kernels += 1
         faults += examine(chosen[key][0], key[1])
+    tally.seconds += time.perf_counter() - start
     return faults
 
 
