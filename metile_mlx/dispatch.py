@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from metile_mlx.analysis.views import with_grid
 from metile_mlx.context import Schedule
 from metile_mlx.dtypes import MLX_NAMES, DType
 from metile_mlx.errors import LaunchError
@@ -231,6 +232,11 @@ class Dispatch:
     def _named(self, scalars: tuple[Scalar, ...]) -> dict[str, Scalar]:
         return {s.name: value for s, value in zip(self._scalars, scalars, strict=True)}
 
+    def _host_numbers(self, scalars: tuple[Scalar, ...]) -> dict[str, int]:
+        """What views may depend on."""
+        named = self._named(scalars)
+        return with_grid({n: v for n, v in named.items() if isinstance(v, int)}, self.grid)
+
     def _check_scalars(self, scalars: tuple[Scalar, ...]) -> None:
         for argument, value in zip(self._scalars, scalars, strict=True):
             if type(value) is not argument.kind:
@@ -263,7 +269,7 @@ class Dispatch:
     def _text_key(
         self, scalars: tuple[Scalar, ...], target: Target, outputs: Sequence[Output]
     ) -> TextKey:
-        bits = self._specialisation.checks(_integers(self._named(scalars)), self._sizes)
+        bits = self._specialisation.checks(self._host_numbers(scalars), self._sizes)
         # The CPU starts a read_write output as a copy; elsewhere a written mask is merged after.
         masked = frozenset(out.param for out in outputs if out.fill == "input")
         return TextKey(
@@ -275,15 +281,15 @@ class Dispatch:
         )
 
     def _outputs(self, scalars: tuple[Scalar, ...]) -> tuple[Output, ...]:
-        named = self._named(scalars)
-        self._specialisation.checks(_integers(named), self._sizes)
+        numbers = self._host_numbers(scalars)
+        self._specialisation.checks(numbers, self._sizes)
         proofs = {proof.param: proof for proof in self._specialisation.coverage}
         found = []
         for array in self._arrays:
             proof = proofs.get(array.name)
             if proof is None:
                 continue
-            stored = proof.proven(_integers(named), self.grid, self._sizes[array.name])
+            stored = proof.proven(numbers, self.grid, self._sizes[array.name])
             unstored = "input" if array.name in self._specialisation.reads else "zero"
             fill = "stored" if stored else unstored
             found.append(Output(array.name, array.shape, own_dtype(array.dtype, array.name), fill))
@@ -301,18 +307,18 @@ class Dispatch:
             report.limits += _limits(report, target)
         report.backend = self._backend.name
         report.grid = self.grid
-        named = self._named(self._values)
+        numbers = self._host_numbers(self._values)
         proofs = {proof.param: proof for proof in self._specialisation.coverage}
         how = {"cpu": ("zero-filled first", "copied from the input first")}.get(
             self._backend.name, ("MLX's init_value=0", "merged through a written mask")
         )
-        for name in self._specialisation.checks.unchecked(_integers(named)):
+        for name in self._specialisation.checks.unchecked(numbers):
             report.notes.append(
                 f"{name}: its size is not checked, since a scalar it depends on is an MLX array"
             )
         for out in outputs:
             fill = {"stored": "", "zero": how[0], "input": how[1]}[out.fill]
-            reason = proofs[out.param].explain(_integers(named), self.grid, self._sizes[out.param])
+            reason = proofs[out.param].explain(numbers, self.grid, self._sizes[out.param])
             report.coverage.append(Coverage(out.param, out.fill == "stored", fill, reason))
         return report
 
@@ -349,8 +355,3 @@ def _limits(report: ExecutionReport, target: Target) -> list[Limit]:
             Limit("maxTotalThreadsPerThreadgroup", report.threads, target.max_threads, False, note)
         )
     return found
-
-
-def _integers(scalars: Mapping[str, Scalar]) -> dict[str, int]:
-    """What views may depend on."""
-    return {name: value for name, value in scalars.items() if isinstance(value, int)}

@@ -25,10 +25,12 @@ from metile_mlx.ir.arith import BinaryKind, UnaryKind, element
 from metile_mlx.ir.core import Func, Op, Value, walk
 from metile_mlx.ir.metal import (
     Barrier,
+    Binary,
     If,
     NumPrograms,
     ProgramId,
     Shuffle,
+    SimdReduce,
     ThreadIndex,
     Unary,
 )
@@ -55,10 +57,21 @@ _UNROLL = """\
 #define METILE_UNROLL _Pragma("GCC unroll 64")
 #endif
 """
-_HELPERS = {"sigmoid": _SIGMOID, "unroll": _UNROLL}
+_SUM = """\
+// The sum of 32 lanes by halves: the order of additions never depends on the machine.
+static inline float metile_simd_sum(const float* lanes) {
+  float part[16];
+  for (int lane = 0; lane < 16; ++lane) part[lane] = lanes[lane] + lanes[lane + 16];
+  for (int lane = 0; lane < 8; ++lane) part[lane] += part[lane + 8];
+  for (int lane = 0; lane < 4; ++lane) part[lane] += part[lane + 4];
+  for (int lane = 0; lane < 2; ++lane) part[lane] += part[lane + 2];
+  return part[0] + part[1];
+}
+"""
+_HELPERS = {"sigmoid": _SIGMOID, "simd_sum": _SUM, "unroll": _UNROLL}
 _TAKEN = (
     *("buffers", "scalars", "grid", "begin", "end", "thread", "lane", "group", "high", "low"),
-    *("program", "program_x", "program_y", "program_z", "METILE_UNROLL"),
+    *("program", "program_x", "program_y", "program_z", "METILE_UNROLL", "metile_simd_sum"),
     *("metile_entry", "metile_scalar", "metile_sigmoid", "metile_f32_bits", "metile_bits_f32"),
     *("metile_f16_to_f32", "metile_f32_to_f16", "metile_bf16_to_f32", "metile_f32_to_bf16"),
 )
@@ -85,6 +98,8 @@ class _Cpp(CStyle):
         self.statements = LINES
         self.plan = Plan(func)
         self._segment: Segment | None = None
+        # What each simdgroup has combined, named before the loop that uses it.
+        self._combined: dict[Value, str] = {}
         # Where a value stands that another segment computed.
         self._placed: dict[Value, str] = {}
         self._arrays: dict[Value, str] = {}
@@ -191,6 +206,7 @@ class _Cpp(CStyle):
         outer = "group" if grouped else "high" if step < threads else ""
         if outer == "high":
             self._open(f"for (uint32_t high = 0; high < {threads}; high += {step}) {{")
+        self._combine(segment)
         names = {value: self.name(value) for value in segment.permuted}
         highs = {}
         if outer:
@@ -214,6 +230,13 @@ class _Cpp(CStyle):
         for _ in range(1 + (outer == "high")):
             self._close()
         self._segment = None
+
+    def _combine(self, segment: Segment) -> None:
+        """The reductions over lanes whose values an earlier segment of this simdgroup has kept."""
+        for item in segment.ops:
+            if isinstance(item, SimdReduce) and not is_uniform(item.src):
+                name = self._combined[item.result] = self.fresh(f"{self.name(item.result)}_group")
+                self.line(f"const float {name} = {self.combined(item)};")
 
     def _step(self, segment: Segment) -> int:
         """Threads per inner loop: how far a loop with fixed moves is unrolled."""
@@ -250,10 +273,24 @@ class _Cpp(CStyle):
         return self._placed.get(value) or super().operand(value)
 
     def write(self, item: Op) -> None:
-        if isinstance(item, ThreadIndex):
+        if isinstance(item, ThreadIndex) or self._is_masked_index(item):
             self._folded[item.result] = "thread"
         else:
             super().write(item)
+
+    def group_value(self, value: Value) -> str:
+        """What this simdgroup has combined."""
+        return self._combined[value]
+
+    def combined(self, item: SimdReduce) -> str:
+        """The lanes of one simdgroup combined: this one's, or the first one's, where all agree."""
+        self.helpers.add("simd_sum")
+        array, spans = self.array(item.src)
+        return f"metile_simd_sum({array}{' + group' if spans and not item.uniform else ''})"
+
+    def _is_masked_index(self, item: Op) -> bool:
+        """A mask of the thread index that leaves it as it is."""
+        return isinstance(item, Binary) and self.plan.tables.is_thread_index(item.result)
 
     def array(self, value: Value) -> tuple[str, bool]:
         """The array a value is kept in, and whether it spans all threads."""
@@ -342,6 +379,13 @@ def _shuffle(e: _Cpp, item: Shuffle) -> str:
     return f"{array}[group + {lane}]" if spans else f"{array}[{lane}]"
 
 
+def _simd_reduce(e: _Cpp, item: SimdReduce) -> str:
+    if is_uniform(item.src):
+        # Doubled five times: what the tree over equal lanes gives.
+        return f"{e.operand(item.src)} * 32.0f"
+    return e.combined(item) if item.uniform else e.group_value(item.result)
+
+
 def _unary(e: _Cpp, item: Unary) -> str:
     """Signs of f16 and bf16 are bits; all else is shared."""
     if element(item.src) in _HALVES and item.kind is UnaryKind.NEG:
@@ -363,6 +407,7 @@ EXPRESSIONS: dict[type[Op], Expression] = {
     ProgramId: _program_id,
     NumPrograms: _num_programs,
     Shuffle: _shuffle,
+    SimdReduce: _simd_reduce,
 }
 LINES: dict[type[Op], Statement] = {**STATEMENTS, Barrier: _barrier}
 

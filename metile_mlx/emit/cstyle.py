@@ -29,6 +29,7 @@ from metile_mlx.ir.metal import (
     NumPrograms,
     ProgramId,
     Shuffle,
+    SimdReduce,
     Store,
     ThreadgroupAlloc,
     ThreadgroupLoad,
@@ -49,6 +50,7 @@ _DEFAULT_NAMES: dict[type[Op], str] = {
     NumPrograms: "programs",
     ThreadgroupLoad: "exchanged",
     Shuffle: "shuffled",
+    SimdReduce: "combined",
     Load: "loaded",
 }
 
@@ -241,10 +243,10 @@ class CStyle(ABC):
         self.line(text if mask is None else f"if ({self.operand(mask)}) {{ {text} }}")
 
     def threadgroup_store_row(self, item: ThreadgroupStore) -> None:
-        """`scratch[index] = value;`"""
-        self.line(
-            f"{self.name(item.buffer)}[{self.operand(item.index)}] = {self.operand(item.value)};"
-        )
+        """`scratch[index] = value;`, guarded by the mask."""
+        text = f"{self.name(item.buffer)}[{self.operand(item.index)}] = {self.operand(item.value)};"
+        mask = item.mask
+        self.line(text if mask is None else f"if ({self.operand(mask)}) {{ {text} }}")
 
     def if_row(self, item: If) -> None:
         """The results declared before, then both branches, each of which assigns them."""
@@ -276,9 +278,12 @@ def load(emitter: CStyle, item: Load) -> str:
 
 
 def threadgroup_load(emitter: CStyle, item: ThreadgroupLoad) -> str:
-    """`scratch[index]`"""
+    """`mask ? scratch[index] : fill`"""
     assert isinstance(item.buffer.type, ScratchType)
-    return f"{emitter.name(item.buffer)}[{emitter.operand(item.index)}]"
+    text = f"{emitter.name(item.buffer)}[{emitter.operand(item.index)}]"
+    if item.mask is None or item.fill is None:
+        return text
+    return f"{emitter.operand(item.mask)} ? {text} : {emitter.operand(item.fill)}"
 
 
 def constant(emitter: CStyle, item: Constant) -> str:

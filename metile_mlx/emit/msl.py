@@ -26,7 +26,14 @@ from metile_mlx.emit.naming import unique_name
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.ir.arith import BinaryKind
 from metile_mlx.ir.core import Func, Op, Value
-from metile_mlx.ir.metal import Barrier, NumPrograms, ProgramId, Shuffle, ThreadIndex
+from metile_mlx.ir.metal import (
+    Barrier,
+    NumPrograms,
+    ProgramId,
+    Shuffle,
+    SimdReduce,
+    ThreadIndex,
+)
 from metile_mlx.ir.types import ScalarType
 
 # Exact, so they have no fast variant.
@@ -140,6 +147,10 @@ def _shuffle(e: _Msl, item: Shuffle) -> str:
     return f"simd_shuffle({e.operand(item.src)}, {e.operand(item.lane)})"
 
 
+def _simd_reduce(e: _Msl, item: SimdReduce) -> str:
+    return f"simd_{item.kind.value}({e.operand(item.src)})"
+
+
 def _barrier(e: _Msl, item: Barrier) -> None:
     e.line("threadgroup_barrier(mem_flags::mem_threadgroup);")
 
@@ -151,6 +162,7 @@ EXPRESSIONS: dict[type[Op], Expression] = {
     ProgramId: _program_id,
     NumPrograms: _num_programs,
     Shuffle: _shuffle,
+    SimdReduce: _simd_reduce,
 }
 LINES: dict[type[Op], Statement] = {**STATEMENTS, Barrier: _barrier}
 

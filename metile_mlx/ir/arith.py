@@ -62,6 +62,12 @@ class CompareKind(Enum):
     GE = "ge"
 
 
+class CombineKind(Enum):
+    """How a reduction combines the elements of a tile."""
+
+    SUM = "sum"
+
+
 FLOAT_UNARY = frozenset(UnaryKind) - {UnaryKind.NEG, UnaryKind.NOT, UnaryKind.ABS}
 BITWISE = frozenset({BinaryKind.AND, BinaryKind.OR, BinaryKind.XOR})
 SHIFTS = frozenset({BinaryKind.SHL, BinaryKind.SHR})

@@ -6,11 +6,12 @@ that an emitter may write plain signed arithmetic, which is undefined on overflo
 
 from __future__ import annotations
 
-from metile_mlx.dtypes import DType, bool_, i32, u16, u32, u64
+from metile_mlx.dtypes import DType, bool_, f32, i32, u16, u32, u64
 from metile_mlx.errors import CompileError
 from metile_mlx.ir.arith import (
     TILE_ONLY,
     BinaryKind,
+    CombineKind,
     CompareKind,
     UnaryKind,
     check_unary,
@@ -226,23 +227,30 @@ class ThreadgroupAlloc(Op):
 
 @op("metal.threadgroup_store", Effect.WRITE)
 class ThreadgroupStore(Op):
-    """Write one element of threadgroup memory; index is u32."""
+    """Write one element of threadgroup memory where `mask` (None: always); index is u32."""
 
     buffer: Value
     index: Value
     value: Value
+    mask: Value | None = None
 
 
 @op("metal.threadgroup_load", Effect.READ)
 class ThreadgroupLoad(Op):
-    """Read one element of threadgroup memory; index is u32."""
+    """One element of threadgroup memory where `mask` (None: always), else `fill`; index is u32."""
 
     buffer: Value
     index: Value
+    mask: Value | None = None
+    fill: Value | None = None
 
     def infer(self) -> tuple[Type, ...]:
         assert isinstance(self.buffer.type, ScratchType)
         return (ScalarType(self.buffer.type.dtype, uniform=False),)
+
+    def verify(self) -> None:
+        if (self.mask is None) != (self.fill is None):
+            raise CompileError("metal.threadgroup_load needs a mask and a fill, or neither")
 
 
 @op("metal.barrier", Effect.CONVERGENT)
@@ -265,6 +273,26 @@ class Shuffle(Op):
     def verify(self) -> None:
         if element(self.lane) != u16:
             raise CompileError(f"metal.shuffle takes a u16 lane, got {element(self.lane)}")
+
+
+@op("metal.simd_reduce", Effect.CONVERGENT)
+class SimdReduce(Op):
+    """The values of `src` in all 32 lanes of the simdgroup combined, the same in each of them.
+
+    `uniform` states that every simdgroup combines the same values, or that there is only one:
+    verify/reductions.py proves it.
+    """
+
+    kind: CombineKind
+    src: Value
+    uniform: bool = False
+
+    def infer(self) -> tuple[Type, ...]:
+        return (ScalarType(element(self.src), self.uniform),)
+
+    def verify(self) -> None:
+        if element(self.src) != f32:
+            raise CompileError(f"metal.simd_reduce accumulates in f32, got {element(self.src)}")
 
 
 @op("metal.if")

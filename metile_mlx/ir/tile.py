@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from metile_mlx.dtypes import DType, bool_, i32
+from metile_mlx.dtypes import DType, bool_, f32, i32
 from metile_mlx.errors import CompileError
 from metile_mlx.ir.arith import (
     METAL_ONLY,
     BinaryKind,
+    CombineKind,
     CompareKind,
     UnaryKind,
     check_binary,
@@ -389,6 +390,34 @@ class Convert(Op):
                 f"[convert_layout] the tile has {self.src.type.size} elements, "
                 f"{self.layout!r} owns {self.layout.size}"
             )
+
+
+@op("tile.reduce")
+class Reduce(Op):
+    """All elements of an f32 tile combined into one uniform scalar (SPEC R2)."""
+
+    kind: CombineKind
+    src: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        return (ScalarType(element(self.src)),)
+
+    def verify(self) -> None:
+        check_reduced(self.kind, self.src)
+
+
+def check_reduced(kind: CombineKind, src: Value) -> None:
+    """Raise CompileError unless `src` is a tile that reductions take: f32 only (SPEC R4)."""
+    if not isinstance(src.type, TileType):
+        raise CompileError(
+            f"[{kind.value}] got {src.type}, expected a tile",
+            hint="a uniform scalar has nothing to reduce",
+        )
+    if src.type.dtype != f32:
+        raise CompileError(
+            f"[{kind.value}] {src.name or 'the tile'} is {src.type.dtype}, expected f32",
+            hint="cast to f32 before summing: metile.cast(x, metile.f32)",
+        )
 
 
 @op("tile.automatic", Effect.WRITE)

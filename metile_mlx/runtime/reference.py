@@ -16,6 +16,7 @@ from metile_mlx.dtypes import DType
 from metile_mlx.errors import OutOfResources, UnsupportedError
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.planned import Barrier, Scratch, ScratchLoad, ScratchStore, Shuffle
+from metile_mlx.ir.planned import Reduce as PlannedReduce
 from metile_mlx.ir.tile import (
     Arange,
     Automatic,
@@ -30,6 +31,7 @@ from metile_mlx.ir.tile import (
     Load,
     NumPrograms,
     ProgramId,
+    Reduce,
     Reshape,
     Select,
     Splat,
@@ -173,6 +175,10 @@ def _forward(s: Programs, op: Reshape | Convert) -> mx.array:
     return s.env[op.src]
 
 
+def _reduce(s: Programs, op: Reduce | PlannedReduce) -> mx.array:
+    return mx.sum(s.env[op.src], axis=1, keepdims=True)
+
+
 def _automatic(s: Programs, op: Automatic) -> None:
     raise UnsupportedError(
         f"{op.construct} has no meaning on the reference backend",
@@ -230,6 +236,8 @@ RULES: dict[type[Op], Callable[[Programs, Any], mx.array | None]] = {
     Cast: _cast,
     Bitcast: _bitcast,
     Fma: _fma,
+    Reduce: _reduce,
+    PlannedReduce: _reduce,
     Reshape: _forward,
     Convert: _forward,
     Tensor: reference_memory.tensor,

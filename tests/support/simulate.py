@@ -19,7 +19,7 @@ import numpy as np
 from metile_mlx import dtypes
 from metile_mlx.dtypes import DType, bool_
 from metile_mlx.ir import metal
-from metile_mlx.ir.arith import BinaryKind, element
+from metile_mlx.ir.arith import BinaryKind, CombineKind, element
 from metile_mlx.ir.core import NOWHERE, Block, Func, Op, Value
 from metile_mlx.ir.printer import print_op
 from metile_mlx.ir.types import PointerType, ScalarType
@@ -37,6 +37,7 @@ from tests.support.arithmetic import (
     widen,
 )
 
+COMBINE = {CombineKind.SUM: np.add}
 NOBODY, SEVERAL = -1, -2
 POISON = 0xA5
 
@@ -317,7 +318,7 @@ def _alloc(group: Group, item: metal.ThreadgroupAlloc) -> tuple[Array, ...]:
 
 
 def _threadgroup_store(group: Group, item: metal.ThreadgroupStore) -> tuple[Array, ...]:
-    memory, lanes = group.scratch[item.buffer], group.active
+    memory, lanes = group.scratch[item.buffer], group.lanes(item.mask)
     at = _in_array(group, group.values[item.index], lanes, memory.data.size, item)[lanes]
     value = group.spread(group.values[item.value])[lanes]
     if value.dtype != memory.data.dtype:
@@ -332,7 +333,7 @@ def _threadgroup_store(group: Group, item: metal.ThreadgroupStore) -> tuple[Arra
 
 
 def _threadgroup_load(group: Group, item: metal.ThreadgroupLoad) -> tuple[Array, ...]:
-    memory, lanes = group.scratch[item.buffer], group.active
+    memory, lanes = group.scratch[item.buffer], group.lanes(item.mask)
     spread = _in_array(group, group.values[item.index], lanes, memory.data.size, item)
     at, threads = spread[lanes], group.threads[lanes]
     _conflict(memory.writer[at], threads, "read after a write", item)
@@ -342,7 +343,8 @@ def _threadgroup_load(group: Group, item: metal.ThreadgroupLoad) -> tuple[Array,
     # An element several threads have read conflicts with a write by any one of them.
     shared = at[memory.reader[at] != threads]
     memory.reader[shared] = SEVERAL
-    return (memory.data[spread],)
+    fill = np.zeros(1, memory.data.dtype) if item.fill is None else group.values[item.fill]
+    return (np.where(lanes, memory.data[spread], fill),)
 
 
 def _conflict(earlier: Array, threads: Array, what: str, item: Op) -> None:
@@ -369,6 +371,17 @@ def _shuffle(group: Group, item: metal.Shuffle) -> tuple[Array, ...]:
         raise SimulationError(f"lane {lane.max()} of {SIMD_WIDTH}", item)
     source = group.threads // SIMD_WIDTH * SIMD_WIDTH + lane
     return (group.spread(group.values[item.src])[source],)
+
+
+def _simd_reduce(group: Group, item: metal.SimdReduce) -> tuple[Array, ...]:
+    group.together(item)
+    lanes = group.spread(group.values[item.src]).reshape(-1, SIMD_WIDTH)
+    while lanes.shape[1] > 1:
+        half = lanes.shape[1] // 2
+        lanes = COMBINE[item.kind](lanes[:, :half], lanes[:, half:])
+    if item.uniform and np.unique(lanes.view(np.uint32)).size != 1:
+        raise SimulationError("typed uniform, but simdgroups differ", item)
+    return (lanes[0] if item.uniform else np.repeat(lanes.reshape(-1), SIMD_WIDTH),)
 
 
 def _if(group: Group, item: metal.If) -> tuple[Array, ...]:
@@ -408,6 +421,7 @@ STEPS: dict[type[Op], Callable[[Group, Any], tuple[Array, ...]]] = {
     metal.ThreadgroupLoad: _threadgroup_load,
     metal.Barrier: _barrier,
     metal.Shuffle: _shuffle,
+    metal.SimdReduce: _simd_reduce,
     metal.If: _if,
     metal.Yield: _yield,
 }
