@@ -59,10 +59,11 @@ def own_dtype(dtype: Any, name: str) -> DType:
     Raises:
         LaunchError: MLX dtypes that kernels do not know (float64, complex64).
     """
-    found = MLX_NAMES.get(str(dtype).rpartition(".")[2])
+    found = MLX_NAMES.get(_short(dtype))
     if found is None:
         raise LaunchError(
-            f"[{name}] dtype {dtype} is not supported; expected one of {', '.join(MLX_NAMES)}"
+            f"[{name}] dtype {_short(dtype)} is not supported; expected one of "
+            f"{', '.join(MLX_NAMES)}"
         )
     return found
 
@@ -122,6 +123,7 @@ class Dispatch:
         self._scalars = tuple(scalars)
         self._arity = len(arrays) + len(scalars)
         self._scalar_positions = tuple(s.position for s in scalars)
+        self._kinds = tuple(s.kind for s in scalars)
         self._sizes = {a.name: math.prod(a.shape) for a in arrays}
         self._inputs = [a for a in arrays if a.name in specialisation.reads]
         self._input_positions = tuple(a.position for a in self._inputs)
@@ -142,6 +144,8 @@ class Dispatch:
             if not same:
                 raise LaunchError(self._array_message(argument, given))
         scalars = tuple([args[i] for i in self._scalar_positions])
+        if tuple(map(type, scalars)) != self._kinds:
+            scalars = self._converted(scalars)
         return self.run([args[i] for i in self._input_positions], scalars)
 
     def run(self, arrays: Sequence[Any], scalars: tuple[Scalar, ...]) -> Any:
@@ -229,6 +233,16 @@ class Dispatch:
         self._launches[key] = launch
         return launch
 
+    def _converted(self, scalars: tuple[Any, ...]) -> tuple[Scalar, ...]:
+        """NumPy's numbers as Python's, and integers as floats where a float is expected."""
+        found = []
+        for argument, given in zip(self._scalars, scalars, strict=True):
+            is_numpy = hasattr(given, "item") and not isinstance(given, mx.array)
+            value = given.item() if is_numpy else given
+            found.append(float(value) if argument.kind is float and type(value) is int else value)
+        self._check_scalars(tuple(found))
+        return tuple(found)
+
     def _named(self, scalars: tuple[Scalar, ...]) -> dict[str, Scalar]:
         return {s.name: value for s, value in zip(self._scalars, scalars, strict=True)}
 
@@ -237,14 +251,16 @@ class Dispatch:
         named = self._named(scalars)
         return with_grid({n: v for n, v in named.items() if isinstance(v, int)}, self.grid)
 
-    def _check_scalars(self, scalars: tuple[Scalar, ...]) -> None:
+    def _check_scalars(self, scalars: tuple[Any, ...]) -> None:
         for argument, value in zip(self._scalars, scalars, strict=True):
             if type(value) is not argument.kind:
+                # An array is not shown: that would evaluate it.
+                given = "" if isinstance(value, mx.array) else f"{value!r}, "
                 raise LaunchError(
-                    f"[{self._specialisation.func.name}] scalar {argument.name!r} is {value!r}; "
-                    f"prepared for {argument.kind.__name__}"
+                    f"[{self._specialisation.func.name}] scalar {argument.name!r} is {given}of "
+                    f"type {type(value).__name__}; prepared for {argument.kind.__name__}"
                 )
-            if argument.kind is int and not -(2**31) <= value < 2**31:
+            if isinstance(value, int) and not -(2**31) <= value < 2**31:
                 raise LaunchError(
                     f"[{self._specialisation.func.name}] scalar {argument.name!r} = {value} does "
                     f"not fit i32 ({-(2**31)} to {2**31 - 1})"
@@ -333,14 +349,18 @@ class Dispatch:
         )
 
     def _array_message(self, argument: ArrayArgument, given: Any) -> str:
-        if hasattr(given, "shape") and hasattr(given, "dtype"):
-            what = f"shape {tuple(given.shape)} dtype {given.dtype}"
+        if isinstance(given, (mx.array, Empty)):
+            what = f"{_short(given.dtype)} of shape {tuple(given.shape)}"
         else:
-            what = f"{type(given).__name__}"
+            what = f"of type {type(given).__name__}"
         return (
             f"[{self._specialisation.func.name}] array {argument.name!r} is {what}; prepared for "
-            f"shape {argument.shape} dtype {argument.dtype}"
+            f"{_short(argument.dtype)} of shape {argument.shape}"
         )
+
+
+def _short(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2]
 
 
 def _limits(report: ExecutionReport, target: Target) -> list[Limit]:

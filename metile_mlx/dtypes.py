@@ -29,7 +29,7 @@ class DType:
         return self.name
 
     def __repr__(self) -> str:
-        return f"metile.{self.name}"
+        return "metile.bool_" if self.name == "bool" else f"metile.{self.name}"
 
     @property
     def bytes(self) -> int:

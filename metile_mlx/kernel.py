@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
@@ -125,7 +126,13 @@ class Kernel:
             options.math_mode,
             options.stream,
         )
-        found = self._dispatches.get(key)
+        try:
+            found = self._dispatches.get(key)
+        except TypeError:
+            # A constexpr no kernel can have; the front end says so at its parameter.
+            specs = {p.name: ScalarSpec(i32) for _, p in self._runtime}
+            specialise(self.definition, specs, {p.name: values[i] for i, p in self._constexprs})
+            raise
         if found is None:
             found = self._make(key, grid, values, backend, options)
         return found, tuple(scalars)
@@ -194,8 +201,8 @@ class Kernel:
         if type(value) in _SCALAR_DTYPES:
             return value  # type: ignore[no-any-return]
         raise LaunchError(
-            f"[{self.definition.name}] {parameter.name!r} is a {type(value).__name__}; expected an "
-            "mx.array, metile.empty(...), int, float or bool",
+            f"[{self.definition.name}] {parameter.name!r} is of type {type(value).__name__}; "
+            "expected an mx.array, metile.empty(...), int, float or bool",
             hint="convert NumPy arrays with mx.array(x)" if hasattr(value, "shape") else None,
         )
 
@@ -254,8 +261,10 @@ class Launcher:
             BackendError: the backend asked for can't run here.
         """
         kernel = self._kernel
-        options = Options(schedule or kernel.schedule, _checked_mode(math_mode), stream)
-        place = _backend(backend or target, stream, compile_only=False)
+        options = Options(
+            _checked_schedule(schedule, kernel.schedule), _checked_mode(math_mode), stream
+        )
+        place = _backend(backend, target, stream, compile_only=False)
         values = kernel.bind(args, kwargs)
         dispatch, scalars = kernel.dispatch(self._grid, values, place, options)
         runtime = [values[i] for i, _ in kernel._runtime]
@@ -277,8 +286,10 @@ class Launcher:
         (`.msl`) on a machine without Metal.
         """
         kernel = self._kernel
-        options = Options(schedule or kernel.schedule, _checked_mode(math_mode), stream)
-        place = _backend(backend or target, stream, compile_only=backend is None)
+        options = Options(
+            _checked_schedule(schedule, kernel.schedule), _checked_mode(math_mode), stream
+        )
+        place = _backend(backend, target, stream, compile_only=backend is None)
         values = kernel.bind(args, kwargs)
         dispatch, _ = kernel.dispatch(self._grid, values, place, options)
         return dispatch
@@ -299,32 +310,53 @@ def kernel(
     Raises:
         CompileError: there is no source to read, or the signature is not one a kernel can have.
     """
+    default = _checked_schedule(schedule, Schedule())
     if function is not None:
-        return Kernel(function, Schedule())
-    return lambda f: Kernel(f, schedule or Schedule())
+        return Kernel(function, default)
+    return lambda f: Kernel(f, default)
 
 
-def _backend(name: str | None, stream: Place, compile_only: bool) -> Backend:
+def _backend(backend: str | None, target: str | None, stream: Place, compile_only: bool) -> Backend:
+    if backend is not None and target not in (None, backend):
+        raise LaunchError(
+            f"backend={backend!r} and target={target!r} are given; expected one, or the same",
+            hint="target= compiles without running; backend= is where a call runs",
+        )
+    name = backend or target
     exported = export.active_target()
-    if exported is not None and name is None:
+    if exported is not None and name in (None, exported):
         return BACKENDS[exported]
     if name is not None and compile_only and name in BACKENDS:
         return BACKENDS[name]
-    if exported is not None and name == exported:
-        return BACKENDS[exported]
     return choose(name, stream, BACKENDS)
 
 
 def _checked_grid(name: str, grid: int | Sequence[int]) -> Grid:
-    extents: tuple[Any, ...] = (grid,) if isinstance(grid, int) else tuple(grid)
-    legal = all(type(e) is int and 0 <= e < 2**31 for e in extents)
-    if not 1 <= len(extents) <= 3 or not legal:
+    given: tuple[Any, ...] = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
+    # NumPy's integers too; an array would have to be evaluated.
+    extents = tuple([g if type(g) is int else _integer(g) for g in given])
+    if not 1 <= len(extents) <= 3 or not all(0 <= e < 2**31 for e in extents):
         raise LaunchError(
             f"[{name}] grid is {grid!r}; expected one to three integers of 0 to {2**31 - 1}: the "
             "number of programs along each axis"
         )
     x, y, z = (*extents, 1, 1)[:3]
     return x, y, z
+
+
+def _integer(value: object) -> int:
+    """The value of an integer of any type, else -1."""
+    if isinstance(value, (bool, mx.array)) or not hasattr(value, "__index__"):
+        return -1
+    return operator.index(value)
+
+
+def _checked_schedule(schedule: Schedule | None, default: Schedule) -> Schedule:
+    if schedule is None:
+        return default
+    if not isinstance(schedule, Schedule):
+        raise LaunchError(f"schedule is {schedule!r}; expected a metile.Schedule")
+    return schedule
 
 
 def _checked_mode(math_mode: str) -> str:

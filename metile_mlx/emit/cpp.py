@@ -200,9 +200,44 @@ class _Cpp(CStyle):
         self.line("}")
 
     def _write_segment(self, segment: Segment, grouped: bool) -> None:
+        """The loop; twice where masks usually hold in every thread, the first time without them."""
+        step = SIMD_WIDTH if grouped else self._step(segment)
+        masks = segment.masks if grouped or step == self.func.threads else ()
+        if grouped or segment.permuted:
+            masks = tuple(mask for mask in masks if is_uniform(mask))
+        if not masks:
+            self._write_loop(segment, step, grouped)
+            return
+        self._open(f"if ({self._all_hold(masks)}) {{")
+        self.holding = frozenset(masks)
+        self._write_loop(segment, step, grouped)
+        self.holding = frozenset()
+        if not segment.idle_without or segment.idle_without not in masks:
+            self.depth -= 1
+            self._open("} else {")
+            self._write_loop(segment, step, grouped)
+        self._close()
+
+    def _all_hold(self, masks: tuple[Value, ...]) -> str:
+        """An expression: whether every mask holds in every thread."""
+        uniform = " & ".join(self.operand(mask) for mask in masks if is_uniform(mask))
+        varying = [mask for mask in masks if not is_uniform(mask)]
+        if not varying:
+            return uniform
+        # An integer sum of bits vectorises where a bool would not.
+        name = self.fresh("masked_off")
+        self.line(f"uint32_t {name} = {f'!({uniform})' if uniform else '0'};")
+        self._open(f"for (uint32_t thread = 0; thread < {self.func.threads}; ++thread) {{")
+        for item in self.plan.recomputation(varying):
+            self.write(item)
+        for mask in varying:
+            self.line(f"{name} |= uint32_t(!{self.operand(mask)});")
+        self._close()
+        return f"{name} == 0"
+
+    def _write_loop(self, segment: Segment, step: int, grouped: bool) -> None:
         self._segment = segment
         threads = self.func.threads
-        step = SIMD_WIDTH if grouped else self._step(segment)
         outer = "group" if grouped else "high" if step < threads else ""
         if outer == "high":
             self._open(f"for (uint32_t high = 0; high < {threads}; high += {step}) {{")

@@ -95,6 +95,8 @@ class CStyle(ABC):
             self.name(param)
         self._inputs = [self._names[param] for param in func.params if not is_output(param)]
         self._results: list[tuple[Value, ...]] = []
+        # Masks known to hold where the lines now being written run.
+        self.holding: frozenset[Value] = frozenset()
 
     # Names
 
@@ -239,7 +241,7 @@ class CStyle(ABC):
     def store_row(self, item: Store) -> None:
         """`buffer[index] = value;`, guarded by the mask."""
         text = f"{self.name(item.buffer)}[{self.operand(item.index)}] = {self.operand(item.value)};"
-        mask = item.mask
+        mask = None if item.mask in self.holding else item.mask
         self.line(text if mask is None else f"if ({self.operand(mask)}) {{ {text} }}")
 
     def threadgroup_store_row(self, item: ThreadgroupStore) -> None:
@@ -272,7 +274,7 @@ def load(emitter: CStyle, item: Load) -> str:
     assert isinstance(item.buffer.type, PointerType)
     text = f"{emitter.name(item.buffer)}[{emitter.operand(item.index)}]"
     text = emitter.buffer_value(text, item.buffer.type.dtype)
-    if item.mask is None or item.fill is None:
+    if item.mask is None or item.fill is None or item.mask in emitter.holding:
         return text
     return f"{emitter.operand(item.mask)} ? {text} : {emitter.operand(item.fill)}"
 

@@ -50,12 +50,16 @@ class Segment:
         ops: all to be written, in program order; filled in by the plan.
         permuted: values written as permutations of the thread index.
         kept: values to be put into arrays.
+        masks: of its loads and stores: uniform, or computed again from the thread index.
+        idle_without: a uniform mask without which the loop does nothing.
     """
 
     assigned: list[Op] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     permuted: dict[Value, AffineMap] = field(default_factory=dict)
     kept: set[Value] = field(default_factory=set)
+    masks: tuple[Value, ...] = ()
+    idle_without: Value | None = None
 
 
 @dataclass
@@ -194,9 +198,35 @@ class Plan:
                     if phase.once or _has_effect(item) or segment.kept.intersection(item.results):
                         self._need(item, phase, segment, needed)
                 segment.ops = sorted(needed, key=self._order.__getitem__)
+                if not phase.once:
+                    self._mask(segment)
         for phase in self.phases:
             phase.segments = [segment for segment in phase.segments if segment.ops]
         self.phases = [phase for phase in self.phases if phase.segments]
+
+    def _mask(self, segment: Segment) -> None:
+        found = [item.mask for item in segment.ops if isinstance(item, Load | Store)]
+        known = (mask for mask in found if mask is not None and self._is_known(mask))
+        segment.masks = tuple(dict.fromkeys(known))
+        effects = [item for item in segment.ops if _has_effect(item)]
+        guards = {item.mask if isinstance(item, Store) else None for item in effects}
+        (guard,) = guards if len(guards) == 1 else (None,)
+        if guard is not None and is_uniform(guard) and not segment.kept:
+            segment.idle_without = guard
+
+    def _is_known(self, value: Value) -> bool:
+        """Uniform, or computed again from uniform values and the thread index alone."""
+        return not list(self._leaves([value]))
+
+    def recomputation(self, values: Iterable[Value]) -> list[Op]:
+        """The cheap ops, in order, that compute `values` from uniform ones and the thread index."""
+        needed: set[Op] = set()
+        pending = [value for value in values if not is_uniform(value)]
+        while pending:
+            item = self._defined[pending.pop()]
+            needed.add(item)
+            pending += [value for value in item.operands() if not is_uniform(value)]
+        return sorted(needed, key=self._order.__getitem__)
 
     def _need(self, item: Op, phase: Phase, segment: Segment, needed: set[Op]) -> None:
         if item in needed:

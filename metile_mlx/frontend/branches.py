@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from metile_mlx.errors import CompileError
+from metile_mlx.errors import CompileError, OwnershipError
 from metile_mlx.frontend.build import Build, Scope
 from metile_mlx.frontend.values import MISSING, Unbound, constant_key, describe, is_number
 from metile_mlx.ir.arith import element
@@ -49,6 +49,8 @@ def merge(
                 strict=True,
             ):
                 made.append(_side(build, scope, name, value, (left, right), line))
+    for name, left_value, right_value in zip(merged, *yields, strict=True):
+        _check_owners(name, left_value, right_value, line)
     blocks = []
     for (scope, _), made in zip(sides, yields, strict=True):
         with build.inside(scope):
@@ -86,6 +88,18 @@ def _side(
         if made.type != ScalarType(element(made)):
             raise CompileError(f"{name!r} is a tile or {describe(made)} after the `if`")
         return build.add(Splat(made, shape), name)
+
+
+def _check_owners(name: str, left: Value, right: Value, line: int) -> None:
+    """Ownership is decided later, but one name can't stand for two stated owners."""
+    layouts = [value.type.layout for value in (left, right) if isinstance(value.type, TileType)]
+    if len(set(layouts)) > 1:
+        first, second = (f"{layout!r}" if layout else "no stated layout" for layout in layouts)
+        raise OwnershipError(
+            f"{name!r} has two owners after the `if` in line {line}: {first} and {second}",
+            hint="convert it before or after the `if`: a branch and explicit thread layouts do not "
+            "go together; use metile.where(condition, a, b), or a constexpr",
+        )
 
 
 def _is_tile(value: Value) -> bool:

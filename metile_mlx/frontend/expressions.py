@@ -125,7 +125,8 @@ class Expressions:
 
     def _illegal(self, node: ast.expr) -> CompileError:
         what, hint = ILLEGAL.get(
-            type(node), (f"a {type(node).__name__} expression", "see SPEC K3 for what is allowed")
+            type(node),
+            (f"a {type(node).__name__} expression", "docs/language.md lists what is allowed"),
         )
         return CompileError(f"{what} is not allowed in a kernel", self.loc(node), hint)
 

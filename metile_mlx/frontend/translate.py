@@ -136,7 +136,9 @@ class Statements(Expressions):
     def _statement(self, node: ast.stmt) -> Flow:
         name = self._statements.get(type(node))
         if name is None:
-            what, hint = ILLEGAL.get(type(node), (type(node).__name__, "see SPEC K5"))
+            what, hint = ILLEGAL.get(
+                type(node), (type(node).__name__, "docs/language.md lists what is allowed")
+            )
             raise CompileError(f"{what} is not allowed in a kernel", self.loc(node), hint)
         self.build.loc = self.loc(node)
         try:

@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Hashable
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from types import ModuleType
 
 from metile_mlx.dtypes import MLX_NAMES, DType, Kind, bf16, bool_, f16, f32, i32
@@ -84,7 +84,7 @@ def constant_key(value: object) -> Hashable:
 
 
 def as_constant(value: object) -> object:
-    """A Python object as a kernel sees it: MLX dtypes become ours, other integers become int.
+    """A Python object as a kernel sees it: MLX dtypes become ours, NumPy numbers int and float.
 
     Objects a kernel can't compute with (modules, functions) pass; see `is_constant`.
     """
@@ -92,7 +92,7 @@ def as_constant(value: object) -> object:
         return tuple(as_constant(part) for part in value) if isinstance(value, tuple) else value
     if isinstance(value, Integral):
         return int(value)
-    if isinstance(value, float):
+    if isinstance(value, Real):
         return float(value)
     if type(value).__name__ == "Dtype":
         return MLX_NAMES.get(str(value).rpartition(".")[2], value)
@@ -161,7 +161,7 @@ def represent(value: Number, dtype: DType) -> Number:
     if isinstance(value, float):
         raise CompileError(
             f"{value!r} is a float, {dtype} holds integers",
-            hint=f"write an integer, or cast: metile.cast(value, metile.{dtype})",
+            hint=f"write an integer, or cast: metile.cast(value, {dtype!r})",
         )
     if not dtype.min <= value <= dtype.max:
         raise CompileError(
@@ -237,7 +237,7 @@ def _describe_type(value: Value) -> str:
         case ScalarType(dtype=dtype, uniform=True):
             return f"a runtime {dtype}"
         case ScalarType(dtype=dtype):
-            return f"a {dtype} of each thread"
+            return f"a per-thread {dtype}"
         case PointerType(dtype=dtype):
             return f"an array of {dtype}"
         case TensorType(dtype=dtype, rank=rank):

@@ -356,7 +356,7 @@ class Store(Op):
         if element(self.value) != tensor.dtype:
             raise CompileError(
                 f"[store] value is {element(self.value)}, {self.tensor.name} holds {tensor.dtype}",
-                hint=f"cast it: metile.cast(value, metile.{tensor.dtype})",
+                hint=f"cast it: metile.cast(value, {tensor.dtype!r})",
             )
         masks = () if self.mask is None else (self.mask,)
         where = join((*self.indices, *masks), bool_)

@@ -134,7 +134,7 @@ class LaneBuilder:
 
     def with_number(self, kind: BinaryKind, lhs: Value, rhs: int) -> Value:
         """lhs `kind` a constant of its dtype."""
-        if rhs == _NEUTRAL.get(kind):
+        if rhs == _NEUTRAL.get(kind) and not element(lhs).is_float:
             return lhs
         return self.binary(kind, lhs, self.constant(rhs, element(lhs)))
 

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 from metile_mlx import config
 from metile_mlx.dtypes import DType
 from metile_mlx.emit.source import KernelSource
-from metile_mlx.errors import BackendError, MetileError
+from metile_mlx.errors import BackendError, LaunchError, MetileError
 from metile_mlx.ir.core import Func
 from metile_mlx.runtime.optional import MLX_MISSING, mx
 from metile_mlx.target import Target
@@ -21,7 +21,7 @@ Scalar = int | float | bool
 # Lazy outputs of one launch, in the order of `Request.outputs`.
 # Both are texts: without mlx there is nothing to evaluate, and kernels still compile and print.
 Launch: TypeAlias = "Callable[[Sequence[mx.array]], Sequence[mx.array]]"
-Place: TypeAlias = "mx.Stream | mx.Device | None"
+Place: TypeAlias = "mx.Stream | mx.Device | mx.DeviceType | None"
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class Backend(Protocol):
         """Build what is missing and return a function of the input arrays."""
 
 
+_DOCTOR = "python -m metile_mlx doctor lists what can"
 _warned = False
 _proven: set[tuple[str, str | None]] = set()
 _lock = Lock()
@@ -89,14 +90,21 @@ def wanted(name: str | None, stream: Place) -> tuple[str, bool]:
     """The backend a call asks for and whether it was named: argument, environment, then device.
 
     The device is the stream's, else MLX's default: a GPU is Metal or CUDA as MLX itself says.
+
+    Raises:
+        LaunchError: `stream` is neither a stream nor a device.
     """
     named = name or config.backend()
     if named is not None:
         return named, True
     if MLX_MISSING is not None:
         return "reference", False
-    device = stream.device if isinstance(stream, mx.Stream) else stream or mx.default_device()
-    if device.type == mx.DeviceType.gpu:
+    place = mx.default_device() if stream is None else stream
+    device = place.device if isinstance(place, mx.Stream) else place
+    kind = device.type if isinstance(device, mx.Device) else device
+    if not isinstance(kind, mx.DeviceType):
+        raise LaunchError(f"stream is {stream!r}; expected an MLX stream or device")
+    if kind == mx.DeviceType.gpu:
         return ("metal" if mx.metal.is_available() else "cuda"), False
     return "cpu", False
 
@@ -124,11 +132,9 @@ def choose(name: str | None, stream: Place, backends: Mapping[str, Backend]) -> 
     if backend is not None and reason is None:
         _proven.add(proven)
         return backend
-    if named:
-        raise BackendError(
-            f"backend {asked!r} can't run here: {reason}",
-            hint="python -m metile_mlx doctor lists what can",
-        )
+    if named or asked == "reference":
+        hint = "pip install 'metile-mlx[cpu]'" if MLX_MISSING else _DOCTOR
+        raise BackendError(f"backend {asked!r} can't run here: {reason}", hint=hint)
     _warn_once(asked, reason or "")
     return backends["reference"]
 
@@ -143,5 +149,6 @@ def _warn_once(asked: str, reason: str) -> None:
         f"metile: kernels run on the reference backend (MLX operations), because {asked!r} "
         f"can't run here: {reason}",
         RuntimeWarning,
-        stacklevel=2,
+        # The line that calls or prepares the kernel.
+        stacklevel=5,
     )

@@ -171,15 +171,24 @@ _DEFAULT_HINT = (
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Turn MLX's refusal of a primitive into our error; any other error passes."""
+    """Turn MLX's refusals of a primitive into our error; any other error passes."""
     try:
         yield
     except ValueError as error:
         refused = re.search(r"Unable to (?:get state for|serialize) primitive (\w+)", str(error))
-        if refused is None:
-            raise
-        name = refused[1]
-        raise UnsupportedError(
-            f"[export] the function contains {name}, which MLX can't write to a file",
-            hint=_HINTS.get(name, _DEFAULT_HINT),
-        ) from error
+        untraced = re.search(r"\[Primitive::(\w+)\] Not implemented for CustomKernel", str(error))
+        if refused is not None:
+            name = refused[1]
+            raise UnsupportedError(
+                f"[export] the function contains {name}, which MLX can't write to a file",
+                hint=_HINTS.get(name, _DEFAULT_HINT),
+            ) from error
+        if untraced is not None:
+            raise UnsupportedError(
+                f"[export] the function takes the {untraced[1]} of a Metal kernel, which MLX does "
+                "not know, and ours is a custom_function that it can't write to a file",
+                hint="use metile.vmap"
+                if untraced[1] == "vmap"
+                else "export the function without its gradient, or with target='reference'",
+            ) from error
+        raise

@@ -173,7 +173,7 @@ class MetalKernel:
         dtypes: Sequence[mx.Dtype],
         grid: Grid,
         init: Sequence[int],
-        stream: mx.Stream | mx.Device | None = None,
+        stream: mx.Stream | mx.Device | mx.DeviceType | None = None,
     ) -> list[mx.array]:
         """Lazy outputs of one launch.
 
@@ -209,7 +209,7 @@ class MetalKernel:
         dtypes: Sequence[mx.Dtype],
         threads: Grid,
         init: Sequence[int],
-        stream: mx.Stream | mx.Device | None,
+        stream: mx.Stream | mx.Device | mx.DeviceType | None,
     ) -> Sequence[mx.array]:
         place = {"stream": stream} if stream is not None and mx.metal.is_available() else {}
         options: dict[str, Any] = {} if stream is None else {"stream": stream}

@@ -57,7 +57,7 @@ def evaluate(
     scalars: Mapping[str, Number | mx.array],
     outputs: Mapping[str, tuple[Shape, DType]],
     grid: tuple[int, int, int],
-    stream: mx.Stream | mx.Device | None = None,
+    stream: mx.Stream | mx.Device | mx.DeviceType | None = None,
 ) -> dict[str, mx.array]:
     """What a launch writes, as lazy arrays; nothing is evaluated, values can be traced ones.
 

@@ -16,6 +16,7 @@ from metile_mlx.ir import metal, planned
 from metile_mlx.ir.arith import BinaryKind, CombineKind
 from metile_mlx.ir.core import Func, Op, Value, walk
 from metile_mlx.ir.types import TileType
+from metile_mlx.layout.affine import Indices
 from metile_mlx.target import SIMD_WIDTH
 from metile_mlx.verify.findings import Finding
 from metile_mlx.verify.thread_values import ThreadValues
@@ -257,14 +258,11 @@ class _Threads:
         source = self.values.made_by.get(fill)
         return isinstance(source, metal.Constant) and source.value == _IDENTITY[kind]
 
-    def _table(
-        self, item: Op, index: Value, mask: Value | None
-    ) -> tuple[np.ndarray, np.ndarray] | None:
+    def _table(self, item: Op, index: Value, mask: Value | None) -> tuple[Indices, Indices] | None:
         """Each thread's element, and whether it takes part."""
         places = self.values.evaluate(index)
-        lanes = (
-            np.ones(self.values.threads, np.int64) if mask is None else (self.values.evaluate(mask))
-        )
+        everyone: Indices | None = np.ones(self.values.threads, np.int64)
+        lanes = everyone if mask is None else self.values.evaluate(mask)
         if places is None or lanes is None:
             what = "index" if places is None else "mask"
             self.add(item, f"its {what} is no function of the thread index")
@@ -286,27 +284,23 @@ class _Threads:
             assert plan.src.type.layout is not None
             registers = plan.src.type.layout.elements_per_thread
             first = self._local(total)
-            if total.kind is not plan.kind or first is None:
-                self.add(total, f"is not the {plan.kind.value} of line {plan.loc.line}")
-            elif not self._combines(first.src, registers, _COMBINE[plan.kind]):
+            if not self._combines(first.src, registers, _COMBINE[plan.kind]):
                 self.add(
                     first,
                     f"combines another number of values than {registers} per thread, expected the "
                     f"balanced tree of line {plan.loc.line}",
                 )
 
-    def _local(self, total: metal.SimdReduce) -> metal.SimdReduce | None:
-        """The reduction within simdgroups that a total comes from."""
+    def _local(self, total: metal.SimdReduce) -> metal.SimdReduce:
+        """The reduction within simdgroups that a total without faults comes from."""
         if self.groups == 1:
             return total
-        load = self.values.made_by.get(total.src)
-        if not isinstance(load, metal.ThreadgroupLoad):
-            return None
-        store = next(
-            user for user in self.users[load.buffer] if isinstance(user, metal.ThreadgroupStore)
-        )
-        found = self.values.made_by.get(store.value)
-        return found if isinstance(found, metal.SimdReduce) else None
+        load = self.values.made_by[total.src]
+        assert isinstance(load, metal.ThreadgroupLoad)
+        stored = [u.value for u in self.users[load.buffer] if isinstance(u, metal.ThreadgroupStore)]
+        found = self.values.made_by[stored[0]]
+        assert isinstance(found, metal.SimdReduce)
+        return found
 
     def _combines(self, value: Value, count: int, kind: BinaryKind) -> bool:
         """Whether `value` is a balanced tree over `count` values."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from metile_mlx.context import Context
-from metile_mlx.dtypes import DType, f32, i32, u32
+from metile_mlx.dtypes import DType, bf16, bool_, f32, i32, u16, u32, u64
 from metile_mlx.ir.arith import BinaryKind, CompareKind
 from metile_mlx.ir.core import Builder, Func, Value
 from metile_mlx.ir.metal import (
     Barrier,
     Binary,
+    Bitcast,
     Cast,
     Compare,
     Constant,
     Load,
     ProgramId,
+    Shuffle,
     Store,
     ThreadgroupAlloc,
     ThreadgroupLoad,
@@ -21,6 +23,7 @@ from metile_mlx.ir.metal import (
     ThreadIndex,
 )
 from metile_mlx.ir.types import PointerType, ScalarType
+from metile_mlx.layout.affine import AffineMap
 from metile_mlx.target import CPU, METAL
 
 MSL_CONTEXT = Context(METAL)
@@ -81,3 +84,85 @@ def transpose8(dtype: DType = f32, index: DType = u32) -> Func:
     m.b.emit(Barrier("release"))
     m.b.emit(Store(destination, offset, converted, in_bounds))
     return Func("transpose8", (source, batches, destination), m.b.block(), threads=64)
+
+
+class Tile(Maker):
+    """A kernel of one value per thread: programs of `threads` elements of `source`, bounds
+    checked."""
+
+    def __init__(self, threads: int, dtype: DType = f32) -> None:
+        super().__init__()
+        self.threads = threads
+        self.dtype = dtype
+        self.source = source_pointer(dtype)
+        self.destination = output_pointer(dtype)
+        self.batches = Value(ScalarType(i32), "batches")
+        self.scratch: dict[DType, Value] = {}
+        self.thread = self.b.add(ThreadIndex())
+        batch = self.b.add(ProgramId(0), "batch")
+        below = Compare(CompareKind.LT, self.cast(batch, u32), self.cast(self.batches, u32))
+        self.in_bounds = self.b.add(below, "in_bounds")
+        base = self.op(BinaryKind.MUL, self.cast(batch, u64), self.const(threads, u64), "base")
+        self.offset = self.op(BinaryKind.ADD, base, self.cast(self.thread, u64), "offset")
+        self.values = self.b.add(
+            Load(self.source, self.offset, self.in_bounds, self.const(0, dtype)), "values"
+        )
+
+    def slot(self, moves: AffineMap) -> Value:
+        """The image of the thread index, u32, as shifts and masks."""
+        by_shift: dict[int, int] = {}
+        for bit, column in enumerate(moves.columns):
+            shift = column.bit_length() - 1 - bit
+            by_shift[shift] = by_shift.get(shift, 0) | 1 << bit
+        total: Value | None = None
+        for shift, mask in by_shift.items():
+            part = self.op(BinaryKind.AND, self.thread, self.const(mask, u32))
+            if shift:
+                kind = BinaryKind.SHL if shift > 0 else BinaryKind.SHR
+                part = self.op(kind, part, self.const(abs(shift), u32))
+            total = part if total is None else self.op(BinaryKind.OR, total, part)
+        assert total is not None
+        if moves.constant:
+            total = self.op(BinaryKind.XOR, total, self.const(moves.constant, u32))
+        return total
+
+    def wired(self, value: Value) -> Value:
+        """As it travels: bool as u32, bf16 as u16 (SPEC C3)."""
+        if self.dtype == bool_:
+            return self.cast(value, u32)
+        return self.b.add(Bitcast(value, u16)) if self.dtype == bf16 else value
+
+    def received(self, value: Value, name: str) -> Value:
+        """Back from the wire."""
+        if self.dtype == bool_:
+            return self.cast(value, bool_, name)
+        return self.b.add(Bitcast(value, bf16), name) if self.dtype == bf16 else value
+
+    def exchange(self, value: Value, moves: AffineMap, name: str = "converted") -> Value:
+        """Through threadgroup scratch, with both barriers."""
+        wired = self.wired(value)
+        wire: DType = wired.type.dtype  # type: ignore[union-attr]
+        if wire not in self.scratch:
+            alloc = ThreadgroupAlloc(wire, self.threads, f"scratch_{wire}")
+            self.scratch[wire] = self.b.add(alloc)
+        scratch = self.scratch[wire]
+        self.b.emit(ThreadgroupStore(scratch, self.thread, wired))
+        self.b.emit(Barrier("publish"))
+        moved = self.b.add(ThreadgroupLoad(scratch, self.slot(moves)), name)
+        self.b.emit(Barrier("release"))
+        return self.received(moved, name)
+
+    def shuffle(self, value: Value, moves: AffineMap, name: str = "shuffled") -> Value:
+        """Within each simdgroup; `moves` is a map of 5 bits."""
+        lane = self.cast(self.slot(moves), u16, "source_lane")
+        return self.received(self.b.add(Shuffle(self.wired(value), lane), name), name)
+
+    def store(self, value: Value, pointer: Value | None = None) -> None:
+        """To this program's part of an output."""
+        self.b.emit(Store(pointer or self.destination, self.offset, value, self.in_bounds))
+
+    def func(self, name: str = "tile", extra: tuple[Value, ...] = ()) -> Func:
+        """The kernel; `extra` are its other parameters, outputs last."""
+        params = (self.source, self.batches, *extra, self.destination)
+        ordered = sorted(params, key=lambda param: getattr(param.type, "writable", False))
+        return Func(name, tuple(ordered), self.b.block(), threads=self.threads)

@@ -10,6 +10,7 @@ import timeit
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 import metile_mlx.frontend.language as metile
@@ -218,6 +219,14 @@ def test_equal_value_in_a_new_object_is_no_change(watched: ModuleType) -> None:
     watched.SCALE = int("12345")
     assert definition.environment() is before
     watched.UNUSED = 6
+    assert definition.environment() is before
+
+
+def test_numpy_numbers_are_python_numbers(watched: ModuleType) -> None:
+    definition = Definition.of(watched.k)
+    watched.SCALE, watched.FACTOR = np.int64(12345), np.float32(0.5)
+    before = definition.environment()
+    watched.SCALE, watched.FACTOR = 12345, 0.5
     assert definition.environment() is before
 
 

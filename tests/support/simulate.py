@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from metile_mlx import dtypes
-from metile_mlx.dtypes import DType, bool_
 from metile_mlx.ir import metal
 from metile_mlx.ir.arith import BinaryKind, CombineKind, element
-from metile_mlx.ir.core import NOWHERE, Block, Func, Op, Value
-from metile_mlx.ir.printer import print_op
+from metile_mlx.ir.core import Block, Func, Op, Value
 from metile_mlx.ir.types import PointerType, ScalarType
 from metile_mlx.target import SIMD_WIDTH
 from tests.support.arithmetic import (
@@ -36,51 +33,9 @@ from tests.support.arithmetic import (
     unary,
     widen,
 )
+from tests.support.memory import NOBODY, Output, Scratch, SimulationError, poisoned
 
 COMBINE = {CombineKind.SUM: np.add}
-NOBODY, SEVERAL = -1, -2
-POISON = 0xA5
-
-
-class SimulationError(AssertionError):
-    """A kernel did what a device leaves undefined. The message names the op and its source line."""
-
-    def __init__(self, message: str, item: Op | None = None) -> None:
-        where = f" in `{print_op(item)}`" if item is not None else ""
-        line = f" at {item.loc}" if item is not None and item.loc is not NOWHERE else ""
-        super().__init__(f"{message}{where}{line}")
-        self.op = item
-
-
-@dataclass
-class Output:
-    """An output array, poisoned at first, and who stored each element."""
-
-    data: Array
-    owner: Array = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.owner = np.full(self.data.size, NOBODY, np.int64)
-
-
-@dataclass
-class Scratch:
-    """Threadgroup memory: contents, and who touched each element since the last barrier."""
-
-    data: Array
-    known: Array = field(init=False)
-    writer: Array = field(init=False)
-    reader: Array = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.known = np.zeros(self.data.size, bool)
-        self.order()
-
-    def order(self) -> None:
-        """A barrier: what came before conflicts with nothing that follows."""
-        self.writer = np.full(self.data.size, NOBODY, np.int64)
-        self.reader = np.full(self.data.size, NOBODY, np.int64)
-
 
 Observer = Callable[[Op, tuple[Array, ...]], None]
 
@@ -168,7 +123,7 @@ def run(
         if isinstance(param.type, PointerType):
             given = _array(param, arrays)
             if param.type.writable:
-                outputs[param] = Output(_poisoned(given.size, param.type.dtype))
+                outputs[param] = Output(poisoned(given.size, param.type.dtype))
             else:
                 inputs[param] = given
     with np.errstate(all="ignore"):
@@ -201,12 +156,6 @@ def _array(param: Value, arrays: Mapping[str, Array]) -> Array:
     if param.name in arrays and given.dtype != NUMPY[param.type.dtype]:
         raise TypeError(f"{param.name} holds {param.type.dtype}, got {given.dtype}")
     return given.reshape(-1)
-
-
-def _poisoned(size: int, dtype: DType) -> Array:
-    if dtype is bool_:
-        return np.zeros(size, bool)
-    return np.full(size * dtype.bytes, POISON, np.uint8).view(NUMPY[dtype])
 
 
 def _constant(group: Group, item: metal.Constant) -> tuple[Array, ...]:
@@ -288,12 +237,8 @@ def _store(group: Group, item: metal.Store) -> tuple[Array, ...]:
     out, index = group.outputs[item.buffer], group.values[item.index]
     lanes = group.lanes(item.mask)
     at = _in_array(group, index, lanes, out.data.size, item)[lanes]
-    who = _launch_thread(group)[lanes]
-    earlier = out.owner[at]
-    if np.any((earlier != NOBODY) & (earlier != who)) or np.unique(at).size != at.size:
-        raise SimulationError("two threads store one element", item)
-    out.data[at] = group.spread(group.values[item.value])[lanes]
-    out.owner[at] = who
+    value = group.spread(group.values[item.value])[lanes]
+    out.store(at, value, _launch_thread(group)[lanes], item)
     return ()
 
 
@@ -313,7 +258,7 @@ def _in_array(group: Group, index: Array, lanes: Array, size: int, item: Op) -> 
 
 
 def _alloc(group: Group, item: metal.ThreadgroupAlloc) -> tuple[Array, ...]:
-    group.scratch[item.result] = Scratch(_poisoned(item.elements, item.dtype))
+    group.scratch[item.result] = Scratch(poisoned(item.elements, item.dtype))
     return (np.zeros(1),)
 
 
@@ -321,40 +266,16 @@ def _threadgroup_store(group: Group, item: metal.ThreadgroupStore) -> tuple[Arra
     memory, lanes = group.scratch[item.buffer], group.lanes(item.mask)
     at = _in_array(group, group.values[item.index], lanes, memory.data.size, item)[lanes]
     value = group.spread(group.values[item.value])[lanes]
-    if value.dtype != memory.data.dtype:
-        raise SimulationError(f"stores {value.dtype} to {memory.data.dtype}", item)
-    threads = group.threads[lanes]
-    if np.unique(at).size != at.size:
-        raise SimulationError("race: two threads write one element", item)
-    _conflict(memory.writer[at], threads, "write after a write", item)
-    _conflict(memory.reader[at], threads, "write after a read", item)
-    memory.data[at], memory.writer[at], memory.known[at] = value, threads, True
+    memory.store(at, value, group.threads[lanes], item)
     return ()
 
 
 def _threadgroup_load(group: Group, item: metal.ThreadgroupLoad) -> tuple[Array, ...]:
     memory, lanes = group.scratch[item.buffer], group.lanes(item.mask)
     spread = _in_array(group, group.values[item.index], lanes, memory.data.size, item)
-    at, threads = spread[lanes], group.threads[lanes]
-    _conflict(memory.writer[at], threads, "read after a write", item)
-    if not memory.known[at].all():
-        raise SimulationError("reads threadgroup memory nobody wrote", item)
-    memory.reader[at] = np.where(memory.reader[at] == NOBODY, threads, memory.reader[at])
-    # An element several threads have read conflicts with a write by any one of them.
-    shared = at[memory.reader[at] != threads]
-    memory.reader[shared] = SEVERAL
-    fill = np.zeros(1, memory.data.dtype) if item.fill is None else group.values[item.fill]
+    memory.load(spread[lanes], group.threads[lanes], item)
+    fill = memory.data[:1] if item.fill is None else group.values[item.fill]
     return (np.where(lanes, memory.data[spread], fill),)
-
-
-def _conflict(earlier: Array, threads: Array, what: str, item: Op) -> None:
-    clash = (earlier != NOBODY) & (earlier != threads)
-    if clash.any():
-        at = int(np.argmax(clash))
-        other = f"thread {earlier[at]}" if earlier[at] != SEVERAL else "other threads"
-        raise SimulationError(
-            f"race: {what} with no barrier between, by thread {threads[at]} and {other}", item
-        )
 
 
 def _barrier(group: Group, item: metal.Barrier) -> tuple[Array, ...]:

@@ -20,7 +20,7 @@ from metile_mlx.context import Context
 from metile_mlx.dtypes import MLX_NAMES, bf16
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.ir.core import Func
-from metile_mlx.runtime import metal
+from metile_mlx.runtime import backend, metal
 from tests.support import simulate
 from tests.support.arithmetic import Array
 
@@ -113,5 +113,6 @@ def device() -> Iterator[Device]:
         made = Device()
         patch.setitem(compiler.EMITTERS, "msl", made.emitting(compiler.EMITTERS["msl"]))
         patch.setattr(metal, "available", lambda: None)
+        patch.setattr(backend, "_proven", set())
         patch.setattr(metal, "register", made.register)
         yield made

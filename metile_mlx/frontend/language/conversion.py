@@ -10,7 +10,7 @@ from metile_mlx.frontend.rules import outside, rule
 from metile_mlx.frontend.values import describe
 from metile_mlx.ir import tile
 from metile_mlx.ir.core import Value
-from metile_mlx.ir.types import TileType
+from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.layout.thread_layout import ThreadLayout
 
 
@@ -71,6 +71,9 @@ def _convert_layout(build: Build, value: object, layout: object) -> Value:
 
 def _tile(build: Build, value: object) -> Value:
     if not isinstance(value, Value) or not isinstance(value.type, TileType):
-        hint = "a uniform scalar has no owner to convert" if isinstance(value, Value) else None
+        hint = None
+        if isinstance(value, Value) and isinstance(value.type, ScalarType):
+            kind = "a uniform scalar" if value.type.uniform else "a value of each thread's own"
+            hint = f"{kind} has no owner to convert; load a tile through metile.tensor"
         raise build.error(f"value is {describe(value)}, expected a tile", "value", hint)
     return value
