@@ -73,11 +73,19 @@ def _memory(item: planned.Scratch | metal.ThreadgroupAlloc, groups: int) -> list
     return found
 
 
+# What makes the values whose users matter here.
+_SOURCES = (planned.Scratch, metal.ThreadgroupAlloc, metal.ThreadgroupLoad, metal.SimdReduce)
+
+
 def _users(func: Func) -> dict[Value, list[Op]]:
-    users: dict[Value, list[Op]] = {}
+    """Who uses threadgroup memory, what is loaded from it, and what simdgroups combine."""
+    users: dict[Value, list[Op]] = {
+        value: [] for item in func.body.ops if isinstance(item, _SOURCES) for value in item.results
+    }
     for item in walk(func.body):
-        for value in dict.fromkeys(item.operands()):
-            users.setdefault(value, []).append(item)
+        for value in item.operands():
+            if value in users and item not in users[value][-1:]:
+                users[value].append(item)
     return users
 
 
@@ -162,7 +170,7 @@ class _Threads:
             )
 
     def partial(self, item: metal.SimdReduce) -> None:
-        for user in self.users.get(item.result, ()):
+        for user in self.users[item.result]:
             if not isinstance(user, metal.ThreadgroupStore) or user.value is not item.result:
                 self.add(user, "uses what one simdgroup has combined, expected the uniform total")
 
@@ -231,7 +239,7 @@ class _Threads:
 
     def read(self, item: metal.ThreadgroupAlloc, load: metal.ThreadgroupLoad) -> None:
         """Every simdgroup reads each partial once, in the same lanes, and combines nothing else."""
-        users = self.users.get(load.result, [])
+        users = self.users[load.result]
         totals = [user for user in users if isinstance(user, metal.SimdReduce) and user.uniform]
         if len(totals) != 1 or len(users) != 1:
             self.add(load, f"its {len(users)} uses are not the one total of a reduction")
