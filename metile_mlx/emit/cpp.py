@@ -212,7 +212,8 @@ class _Cpp(CStyle):
         self.holding = frozenset(masks)
         self._write_loop(segment, step, grouped)
         self.holding = frozenset()
-        if not segment.idle_without or segment.idle_without not in masks:
+        # Without the one mask of all stores there is nothing to do; without another there is.
+        if masks != (segment.idle_without,):
             self.depth -= 1
             self._open("} else {")
             self._write_loop(segment, step, grouped)

@@ -104,9 +104,7 @@ def test_the_lowered_sum(registers: int) -> None:
     by_result = {item.result: item for item in adds}
 
     def depth(item: Op) -> int:
-        return 1 + max(
-            (depth(by_result[v]) for v in item.operands() if v in by_result), default=0
-        )
+        return 1 + max((depth(by_result[v]) for v in item.operands() if v in by_result), default=0)
 
     assert max(map(depth, adds), default=0) == registers.bit_length() - 1
 

@@ -266,7 +266,10 @@ def test_a_reduction_left_out_or_done_in_the_memory_of_another() -> None:
     first, second = ops_of(THREAD, metal.ThreadgroupAlloc)
     swapped = edit(
         THREAD,
-        {first: (changed(first, slot="partials_1"),), second: (changed(second, slot="partials_0"),)},
+        {
+            first: (changed(first, slot="partials_1"),),
+            second: (changed(second, slot="partials_0"),),
+        },
     )
     assert "where the reduce partials_0 of line" in rejected(swapped, before=PLANNED)
 
