@@ -11,6 +11,7 @@ from typing import Any
 from metile_mlx.analysis.views import with_grid
 from metile_mlx.context import Schedule
 from metile_mlx.dtypes import MLX_NAMES, DType
+from metile_mlx.emit.source import KernelSource
 from metile_mlx.errors import LaunchError
 from metile_mlx.explain import explain
 from metile_mlx.report import Coverage, ExecutionReport, Limit
@@ -191,7 +192,11 @@ class Dispatch:
         """
         self._values = scalars
         self._check_scalars(scalars)
-        self._request(scalars, self._backend.target)
+        if self._backend.target is None:
+            self._specialisation.owned(self._options.schedule)
+        source = self._request(scalars, self._backend.target).source
+        if source is not None and self._backend.target is not None:
+            metal.check_limits(source, self._backend.target)
 
     @property
     def threadgroup(self) -> Grid:
@@ -315,12 +320,12 @@ class Dispatch:
         outputs = self._outputs(self._values)
         target = self._backend.target
         if target is None:
-            report = ExecutionReport(kernel=self._specialisation.func.name, target="none")
+            report = self._specialisation.owned(self._options.schedule)
             report.notes.append("reference: a graph of MLX operations; nothing was compiled")
         else:
             key = self._text_key(self._values, target, outputs)
             report = self._specialisation.fresh_report(key)
-            report.limits += _limits(report, target)
+            report.limits += _limits(report, self._specialisation.text(key).source, target)
         report.backend = self._backend.name
         report.grid = self.grid
         numbers = self._host_numbers(self._values)
@@ -363,12 +368,14 @@ def _short(dtype: Any) -> str:
     return str(dtype).rpartition(".")[2]
 
 
-def _limits(report: ExecutionReport, target: Target) -> list[Limit]:
+def _limits(report: ExecutionReport, source: KernelSource, target: Target) -> list[Limit]:
     memory = sum(allocation.bytes for allocation in report.allocations)
     found = [
         Limit("threads per threadgroup", report.threads, target.max_threads, True),
         Limit("threadgroup memory, bytes", memory, target.threadgroup_bytes, True),
     ]
+    if target.max_buffers is not None:
+        found.append(Limit("buffers", metal.buffer_count(source), target.max_buffers, True))
     if target.name == "metal":
         note = "the pipeline's own limit needs the Metal device"
         found.append(

@@ -12,8 +12,7 @@ def explain(report: ExecutionReport) -> str:
     lines = [
         f"kernel {report.kernel}",
         f"  backend {report.backend} (target {report.target}), "
-        f"grid {_grid(report.grid)} programs x {report.threads} threads, "
-        f"{report.index_bits}-bit offsets, math {report.math_mode}",
+        f"grid {_grid(report.grid)} programs" + _geometry(report),
     ]
     for title, rows in _sections(report):
         lines.append(f"{title}:" if rows else f"{title}: none")
@@ -24,6 +23,13 @@ def explain(report: ExecutionReport) -> str:
         f"compile time: {passes * 1e3:.2f} ms in passes, {checks * 1e3:.2f} ms in verifiers"
     )
     return "\n".join(lines)
+
+
+def _geometry(report: ExecutionReport) -> str:
+    """Nothing for the reference, which has no threads."""
+    if report.target == "none":
+        return ""
+    return f" x {report.threads} threads, {report.index_bits}-bit offsets, math {report.math_mode}"
 
 
 def _grid(grid: Sequence[int]) -> str:

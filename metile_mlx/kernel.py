@@ -210,6 +210,8 @@ class Kernel:
         self, special: Specialisation, arrays: Sequence[ArrayArgument], values: Sequence[Any]
     ) -> None:
         if not special.writes:
+            # A store of a path that is not there yet is named before a missing output is.
+            special.owned(Schedule())
             raise CompileError(
                 f"[{self.definition.name}] the kernel writes nothing",
                 loc=self.definition.loc,

@@ -10,15 +10,15 @@ from time import perf_counter
 
 from metile_mlx.analysis.coverage import OutputCoverage, coverage
 from metile_mlx.analysis.views import ViewChecks, views
-from metile_mlx.compiler import compile_kernel
-from metile_mlx.context import Context, Schedule
+from metile_mlx.compiler import compile_kernel, lower
+from metile_mlx.context import Context, Schedule, Stage
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.frontend.definition import Definition
 from metile_mlx.frontend.translate import translate
 from metile_mlx.frontend.values import ArraySpec, ScalarSpec
 from metile_mlx.ir.core import Func
 from metile_mlx.report import ExecutionReport, Timing
-from metile_mlx.target import Target
+from metile_mlx.target import METAL, Target
 
 Spec = ArraySpec | ScalarSpec
 
@@ -94,11 +94,46 @@ class Specialisation:
         )
         source = compile_kernel(self.func, ctx)
         report.threads = source.threads
+        report.notes += unused(key.schedule, report)
         return Text(source, report)
+
+    def owned(self, schedule: Schedule) -> ExecutionReport:
+        """Check the rules of ownership and conversions without compiling, for the reference.
+
+        Returns:
+            A fresh report with owners and threads. No conversion is in it: nothing is moved.
+
+        Raises:
+            CompileError: as `text`, so that a kernel is legal on all backends or on none.
+        """
+        report = ExecutionReport(kernel=self.func.name, target="none")
+        report.timings.append(Timing("translate", "frontend", self.seconds))
+        planned = lower(self.func, Context(METAL, schedule, report=report), Stage.PLANNED)
+        report.threads = planned.threads
+        report.layout_conversions.clear()
+        report.allocations.clear()
+        return report
 
     def fresh_report(self, key: TextKey) -> ExecutionReport:
         """A copy of the text's report, for a dispatch to complete."""
         return deepcopy(self.text(key).report)
+
+
+def unused(schedule: Schedule, report: ExecutionReport) -> list[str]:
+    """A note for each wish of the schedule that had nothing to act on (SPEC K8)."""
+    found = []
+    if not report.pipelines:
+        for name, given, default in (
+            ("backend", schedule.backend, None),
+            ("double_buffer", schedule.double_buffer, False),
+        ):
+            if given != default:
+                found.append(f"Schedule({name}={given!r}): no matrix loop to apply it to")
+    if schedule.staging is not None and not report.layout_conversions and not report.pipelines:
+        found.append(f"Schedule(staging={schedule.staging!r}): nothing is staged")
+    if schedule.conversion != "auto" and not report.layout_conversions:
+        found.append(f"Schedule(conversion={schedule.conversion!r}): no conversion to apply it to")
+    return found
 
 
 def specialise(

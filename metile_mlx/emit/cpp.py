@@ -1,5 +1,4 @@
-"""C++ for the CPU: one function that runs a range of programs, its loops as `phases` plans them
-(X4).
+"""C++ for the CPU: one function that runs a range of programs, its loops as planned (SPEC X4).
 
 `buffers` are the arrays: the inputs, then the outputs; `scalars` the scalar inputs. Both in the
 order of `KernelSource`. Programs are numbered with x fastest. The text needs `metile_cpu.h` before
@@ -9,73 +8,38 @@ bits, so moving one never changes a NaN; each operation on it is computed in flo
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from metile_mlx.context import Context
-from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32, u8, u16, u32
-from metile_mlx.emit.arithmetic import ARITHMETIC, unary
-from metile_mlx.emit.cstyle import MEMORY, STATEMENTS, CStyle, Expression, Statement, is_output
-from metile_mlx.emit.literals import CPP as SPELLING
-from metile_mlx.emit.literals import Spelling
+from metile_mlx.emit.cpp_values import HELPERS, VALUES, CppValues, scalar
+from metile_mlx.emit.cstyle import STATEMENTS, Expression, Statement, is_output
 from metile_mlx.emit.naming import unique_name
 from metile_mlx.emit.phases import Phase, Plan, Segment
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.emit.thread_tables import is_uniform
-from metile_mlx.ir.arith import BinaryKind, UnaryKind, element
+from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Func, Op, Value, walk
 from metile_mlx.ir.metal import (
     Barrier,
     Binary,
     If,
+    Load,
     NumPrograms,
     ProgramId,
     Shuffle,
     SimdReduce,
+    ThreadgroupLoad,
     ThreadIndex,
-    Unary,
 )
 from metile_mlx.ir.types import PointerType, ScalarType
 from metile_mlx.layout.affine import AffineMap
 from metile_mlx.target import SIMD_WIDTH
 
-_FUNCTIONS = {
-    "rsqrt": "1.0f / std::sqrt({})",
-    "abs": "std::fabs({})",
-    "sigmoid": "metile_sigmoid({})",
-}
-_SIGMOID = """\
-// 1 / (1 + exp(-x)) without overflow, with full relative precision in both tails.
-static inline float metile_sigmoid(float x) {
-  const float e = std::exp(-std::fabs(x));
-  return (x < 0.0f ? e : 1.0f) / (1.0f + e);
-}
-"""
-_UNROLL = """\
-#if defined(__clang__)
-#define METILE_UNROLL _Pragma("unroll")
-#else
-#define METILE_UNROLL _Pragma("GCC unroll 64")
-#endif
-"""
-_SUM = """\
-// The sum of 32 lanes by halves: the order of additions never depends on the machine.
-static inline float metile_simd_sum(const float* lanes) {
-  float part[16];
-  for (int lane = 0; lane < 16; ++lane) part[lane] = lanes[lane] + lanes[lane + 16];
-  for (int lane = 0; lane < 8; ++lane) part[lane] += part[lane + 8];
-  for (int lane = 0; lane < 4; ++lane) part[lane] += part[lane + 4];
-  for (int lane = 0; lane < 2; ++lane) part[lane] += part[lane + 2];
-  return part[0] + part[1];
-}
-"""
-_HELPERS = {"sigmoid": _SIGMOID, "simd_sum": _SUM, "unroll": _UNROLL}
 _TAKEN = (
     *("buffers", "scalars", "grid", "begin", "end", "thread", "lane", "group", "high", "low"),
     *("program", "program_x", "program_y", "program_z", "METILE_UNROLL", "metile_simd_sum"),
+    "METILE_UNROLL_SMALL",
     *("metile_entry", "metile_scalar", "metile_sigmoid", "metile_f32_bits", "metile_bits_f32"),
     *("metile_f16_to_f32", "metile_f32_to_f16", "metile_bf16_to_f32", "metile_f32_to_bf16"),
 )
-_HALVES = frozenset({f16, bf16})
 # Measured on exchanges of 64 to 1024 threads, g++ 12 and clang++ 14: 32 is never far from the best
 # of 8, 16, 32 and 64, which differ by up to 3 times; 64 threads unroll as a whole.
 _UNROLLED_WHOLE = 64
@@ -86,12 +50,7 @@ _SIGNATURE = (
 )
 
 
-class _Cpp(CStyle):
-    spelling: Spelling = SPELLING
-    logical = MappingProxyType({BinaryKind.AND: "&", BinaryKind.OR: "|", BinaryKind.XOR: "!="})
-    signed_wraps = True
-    native = frozenset({f32})
-
+class _Cpp(CppValues):
     def __init__(self, func: Func, ctx: Context) -> None:
         super().__init__(func, ctx, _TAKEN)
         self.expressions = EXPRESSIONS
@@ -129,7 +88,7 @@ class _Cpp(CStyle):
 
     def header(self) -> str:
         """What the function needs beside metile_cpu.h."""
-        return "\n".join(_HELPERS[name] for name in sorted(self.helpers))
+        return "\n".join(HELPERS[name] for name in sorted(self.helpers))
 
     def _declare_arguments(self) -> None:
         buffers = scalars = 0
@@ -137,16 +96,16 @@ class _Cpp(CStyle):
             assert isinstance(param.type, PointerType | ScalarType)
             name, dtype = self.name(param), param.type.dtype
             if isinstance(param.type, ScalarType):
-                self.line(f"const {self.type(dtype)} {name} = {_scalar(dtype, scalars)};")
+                self.line(f"const {self.type(dtype)} {name} = {scalar(dtype, scalars)};")
                 scalars += 1
                 continue
-            pointer = f"{'' if is_output(param) else 'const '}{self._stored(dtype)}*"
+            pointer = f"{'' if is_output(param) else 'const '}{self.stored(dtype)}*"
             self.line(f"{pointer} __restrict {name} = static_cast<{pointer}>(buffers[{buffers}]);")
             buffers += 1
 
     def _declare_arrays(self) -> None:
         for item in self.allocations():
-            kind = self._stored(item.dtype)
+            kind = self.stored(item.dtype)
             self.line(f"alignas(64) {kind} {self.name(item.result)}[{item.elements}];")
         for values, size, suffix in (
             (self.plan.over_threads, self.func.threads, "all"),
@@ -154,7 +113,7 @@ class _Cpp(CStyle):
         ):
             for value in values:
                 name = self._arrays[value] = self.fresh(f"{self.name(value)}_{suffix}")
-                self.line(f"alignas(64) {self._stored(element(value))} {name}[{size}];")
+                self.line(f"alignas(64) {self.stored(element(value))} {name}[{size}];")
 
     def _advance(self, ids: str) -> None:
         """The next program's ids, x fastest."""
@@ -252,8 +211,9 @@ class _Cpp(CStyle):
                     highs[value] = self.fresh(f"{names[value]}_high")
                     self.line(f"const uint32_t {highs[value]} = {text};")
         if segment.permuted:
-            self.helpers.add("unroll")
-            self.line("METILE_UNROLL")
+            small = step > SIMD_WIDTH and _is_small(segment)
+            self.helpers.add("unroll_small" if small else "unroll")
+            self.line("METILE_UNROLL_SMALL" if small else "METILE_UNROLL")
         inner = {"group": "lane", "high": "low", "": "thread"}[outer]
         self._open(f"for (uint32_t {inner} = 0; {inner} < {step}; ++{inner}) {{")
         if outer:
@@ -332,44 +292,11 @@ class _Cpp(CStyle):
         """The array a value is kept in, and whether it spans all threads."""
         return self._arrays[value], value not in self.plan.over_lanes
 
-    def _stored(self, dtype: DType) -> str:
-        return self.type(u8) if dtype == bool_ else self.type(dtype)
 
-    def buffer_value(self, text: str, dtype: DType) -> str:
-        return f"({text} != 0)" if dtype == bool_ else text
-
-    def widen(self, text: str, dtype: DType) -> str:
-        return text if dtype == f32 else f"metile_{dtype}_to_f32({text})"
-
-    def narrow(self, text: str, dtype: DType) -> str:
-        return text if dtype == f32 else f"metile_f32_to_{dtype}({text})"
-
-    def function(self, name: str, *arguments: str) -> str:
-        if name in _HELPERS:
-            self.helpers.add(name)
-        return _FUNCTIONS.get(name, f"std::{name}({{}})").format(", ".join(arguments))
-
-    def nan_or(self, text: str, test: str) -> str:
-        # Both sides evaluated: a branch here would keep loops from being vectorised.
-        return f"({text} != {text}) | ({test})"
-
-    def reinterpret(self, text: str, source: DType, dtype: DType) -> str:
-        if source == f32:
-            text, source = f"metile_f32_bits({text})", u32
-        elif source in _HALVES:
-            source = u16
-        if dtype == f32:
-            return f"metile_bits_f32({text if source == u32 else f'uint32_t({text})'})"
-        return text if self.type(source) == self.type(dtype) else f"{self.type(dtype)}({text})"
-
-
-def _scalar(dtype: DType, number: int) -> str:
-    """One of the scalars of a call."""
-    fields = {bool_: "b != 0", i32: "i", u32: "u", f32: "f"}
-    field = fields.get(dtype)
-    if field is not None:
-        return f"scalars[{number}].{field}"
-    return f"{SPELLING.types[dtype]}(scalars[{number}].{'u' if dtype in _HALVES else 'raw'})"
+def _is_small(segment: Segment) -> bool:
+    """Whether a loop reads no element of more than 16 bits."""
+    reads = (item for item in segment.ops if isinstance(item, Load | ThreadgroupLoad))
+    return all(element(item.result).bits <= 16 for item in reads)
 
 
 def _permuted(moves: AffineMap, index: str, step: int, high: bool) -> str:
@@ -422,23 +349,12 @@ def _simd_reduce(e: _Cpp, item: SimdReduce) -> str:
     return e.combined(item) if item.uniform else e.group_value(item.result)
 
 
-def _unary(e: _Cpp, item: Unary) -> str:
-    """Signs of f16 and bf16 are bits; all else is shared."""
-    if element(item.src) in _HALVES and item.kind is UnaryKind.NEG:
-        return f"uint16_t({e.operand(item.src)} ^ 0x8000)"
-    if element(item.src) in _HALVES and item.kind is UnaryKind.ABS:
-        return f"uint16_t({e.operand(item.src)} & 0x7fff)"
-    return unary(e, item)
-
-
 def _barrier(e: _Cpp, item: Barrier) -> None:
     """Nothing: phases end there."""
 
 
 EXPRESSIONS: dict[type[Op], Expression] = {
-    **ARITHMETIC,
-    **MEMORY,
-    Unary: _unary,
+    **VALUES,
     ThreadIndex: _thread_index,
     ProgramId: _program_id,
     NumPrograms: _num_programs,

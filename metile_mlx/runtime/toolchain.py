@@ -60,7 +60,7 @@ class Toolchain:
     def identity(self) -> str:
         """All that decides what it makes of a text: part of every cache key."""
         path = os.path.realpath(shutil.which(self.command[0]) or self.command[0])
-        return "\n".join([*self.command, path, self.version, cache.cpu_features()])
+        return "\n".join([*self.command, path, self.version, *self.own_flags, cache.cpu_features()])
 
     def run(self, arguments: Sequence[str]) -> None:
         """Runs the compiler.
@@ -90,8 +90,17 @@ class Toolchain:
         """
         source, shared = folder / "kernel.cpp", folder / "kernel.so"
         source.write_text(text, encoding="utf-8")
-        self.run([*KERNEL_FLAGS, str(source), "-o", str(shared)])
+        self.run([*KERNEL_FLAGS, *self.own_flags, str(source), "-o", str(shared)])
         return shared
+
+    @property
+    def own_flags(self) -> tuple[str, ...]:
+        """What only this compiler understands.
+
+        g++ threads the jumps of the f16 conversions apart and then vectorises no loop over them:
+        x + x of f16 took 7 times as long with g++ 12.
+        """
+        return () if "clang" in self.version.lower() else ("-fno-thread-jumps",)
 
 
 @functools.cache

@@ -245,6 +245,72 @@ def test_gradients_of_vmap(backend: str) -> None:
     assert close(made, mx.grad(summed(theirs), argnums=(0, 1))(BATCHED, WEIGHTS))
 
 
+def batched(backend: str) -> Callable[[mx.array, mx.array, mx.array], mx.array]:
+    """A partial read_write store and a scalar that is an MLX array."""
+
+    @metile.kernel
+    def shifted(x, y, n, shift):
+        source = metile.tensor(x, shape=(n,), access="read")
+        target = metile.tensor(y, shape=(n,), access="read_write")
+        i = metile.arange(0, 32)
+        target.store(i, source.load(i) * target.load(i) + shift, mask=i < 5)
+
+    return lambda x, y, shift: shifted[(1,)](x, y, 8, shift, backend=backend)
+
+
+def shifted(x: mx.array, y: mx.array, shift: mx.array) -> mx.array:
+    return mx.where(mx.arange(8) < 5, x * y + shift, y)
+
+
+@pytest.mark.parametrize("axes", [(None, None, 0), (0, None, 0), (None, 0, None), (0, 0, 0)])
+def test_vmap_over_inputs_kept_and_lazy_scalars(axes: tuple[Any, ...], backend: str) -> None:
+    """F33: what no program stores is each entry's own; a scalar may differ from entry to entry."""
+    rows = mx.random.normal((3, 3, 8), key=mx.random.key(6))
+    shifts = mx.array([1.0, -2.0, 4.0])
+    arguments = [rows[0], rows[1], shifts]
+    given = [x if axis == 0 else x[0] for x, axis in zip(arguments, axes, strict=True)]
+    made = metile.vmap(batched(backend), axes)(*given)
+    assert close(made, mx.vmap(shifted, axes)(*given))
+
+
+def test_vmap_of_vmap(backend: str) -> None:
+    """F33: an outer product of batches."""
+    x, y = (
+        mx.random.normal((3, 8), key=mx.random.key(7)),
+        mx.random.normal((2, 8), key=mx.random.key(9)),
+    )
+    shift = mx.array(0.5)
+    inner = metile.vmap(batched(backend), (0, None, None))
+    made = metile.vmap(inner, (None, 0, None))(x, y, shift)
+    expected = mx.vmap(mx.vmap(shifted, (0, None, None)), (None, 0, None))(x, y, shift)
+    assert close(made, expected)
+
+
+@pytest.mark.parametrize("backend", LAZY)
+def test_transforms_of_transforms(backend: str) -> None:
+    """SPEC X7: compiled, checkpointed, batched and differentiated in several orders."""
+    rows = mx.random.normal((2, 3, 8), key=mx.random.key(8))
+    x, y, shift = rows[0], rows[1], mx.array(0.5)
+
+    def orders(fn: Callable[..., mx.array]) -> list[mx.array]:
+        def loss(x: mx.array) -> mx.array:
+            return fn(x, y[0], shift).square().sum()
+
+        def push(x: mx.array) -> mx.array:
+            return mx.jvp(lambda x: fn(x, y[0], shift), [x], [x])[1][0]
+
+        return [
+            mx.compile(mx.vmap(lambda x, y: fn(x, y, shift)))(x, y),
+            mx.vmap(mx.grad(loss))(x),
+            mx.compile(mx.vmap(mx.grad(loss)))(x),
+            mx.grad(mx.checkpoint(loss))(x[0]),
+            mx.vmap(push)(x),
+            mx.jvp(mx.vmap(lambda x: fn(x, y[0], shift)), [x], [y])[1][0],
+        ]
+
+    assert close(orders(batched(backend)), orders(shifted))
+
+
 @pytest.mark.parametrize("backend", LAZY)
 def test_streams(backend: str) -> None:
     """SPEC X4, X7: given as a stream, as a device, or by MLX's context; several in one graph."""

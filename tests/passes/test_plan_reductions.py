@@ -17,7 +17,7 @@ from tests.support.tile_program import TileProgram
 
 
 def sums(size: int, registers: int, count: int = 1) -> Func:
-    """y[i] = the sum of x, `count` times: each sum is that of the difference from the one before."""
+    """`count` times in a row: x becomes x minus the sum of its elements."""
     p = TileProgram()
     layout = ThreadLayout.identity(size, elements_per_thread=registers)
     x, y = p.tensor("x", (size,), "read"), p.tensor("y", (size,), "write")

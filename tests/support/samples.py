@@ -1,0 +1,102 @@
+"""Kernels that between them use every op, for tests of what holds for any program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import metile_mlx as metile
+from metile_mlx.dtypes import BY_NAME
+from metile_mlx.frontend.translate import translate
+from metile_mlx.frontend.values import ArraySpec, ScalarSpec
+from metile_mlx.ir.core import Func
+
+ACROSS = metile.ThreadLayout((3, 4, 5, 0, 1, 2), xor_mask=9)
+LANES = metile.ThreadLayout((1, 0, 3, 2, 4, 5), xor_mask=5)
+
+
+@metile.kernel
+def transpose(x, y, n, LAYOUT: metile.constexpr):
+    source = metile.tensor(x, shape=(n, 8, 8), access="read")
+    target = metile.tensor(y, shape=(n, 8, 8), access="write")
+    batch, i = metile.program_id(0), metile.arange(0, 64)
+    values = source.load((batch, i // 8, i % 8))
+    converted = metile.convert_layout(values, LAYOUT)
+    owned = metile.arange(0, 64, layout=LAYOUT)
+    target.store((batch, owned % 8, owned // 8), converted)
+
+
+@metile.kernel
+def chain(x, y, n):
+    source = metile.tensor(x, shape=(n,), access="read")
+    target = metile.tensor(y, shape=(n,), access="read_write")
+    i = metile.program_id(0) * 64 + metile.arange(0, 64)
+    first = metile.convert_layout(source.load(i) > 0, ACROSS)
+    second = metile.convert_layout(source.load(i, mask=i < n - 3, fill=2), ACROSS)
+    third = metile.convert_layout(second, LANES)
+    j = metile.program_id(0) * 64 + metile.arange(0, 64, layout=LANES)
+    keep = metile.convert_layout(first, LANES)
+    target.store(j, metile.where(keep, third, target.load(j)), mask=j % 3 != 1)
+
+
+@metile.inline
+def scaled(value, by):
+    half = metile.cast(value, metile.f16)
+    return metile.cast(half, metile.f32) * by
+
+
+@metile.kernel
+def numbers(x, y, n, by: float, POWER: metile.constexpr = 3):
+    source = metile.tensor(x, shape=(n,), access="read")
+    target = metile.tensor(y, shape=(n,), access="write")
+    i = metile.program_id(1) * metile.num_programs(0) * 32 + metile.arange(0, 32)
+    value = source.load(i)
+    total = value
+    for power in range(POWER):
+        total = metile.fma(total, value, power) + metile.sin(-value) ** 2
+    if n > 100:
+        total = metile.maximum(total, scaled(value, by))
+        target.store(i, total / by)
+    else:
+        total = metile.cast((i // n) % -7 << 2, metile.f32)
+    target.store(i + 1, total, mask=(i < 20) & ~(i > 3) | (i == n))
+
+
+@metile.kernel
+def square(y, n):
+    target = metile.tensor(y, shape=(n, 64), access="write")
+    flat = metile.arange(0, 64)
+    shape = metile.full((8, 8), 2, metile.i32)
+    product = metile.reshape(flat, (8, 8)) * shape
+    target.store((metile.program_id(2), flat), metile.reshape(product, (64,)) + n)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A kernel with the types of its runtime parameters (`f32*` an array) and its constexprs."""
+
+    kernel: metile.Kernel
+    kinds: tuple[str, ...]
+    constexprs: dict[str, object] = field(default_factory=dict)
+    masked: frozenset[str] = frozenset()
+
+    def func(self) -> Func:
+        """The kernel at Stage.TILE, translated anew."""
+        names = [p.name for p in self.kernel.definition.params if not p.is_constexpr]
+        specs = {
+            name: ArraySpec(BY_NAME[kind[:-1]]) if kind[-1] == "*" else ScalarSpec(BY_NAME[kind])
+            for name, kind in zip(names, self.kinds, strict=True)
+        }
+        return translate(self.kernel.definition, specs, self.constexprs)
+
+
+SAMPLES = {
+    "exchange": Sample(transpose, ("f32*", "f32*", "i32"), {"LAYOUT": ACROSS}),
+    "exchange of bits": Sample(transpose, ("bf16*", "bf16*", "i32"), {"LAYOUT": ACROSS}),
+    "shuffle": Sample(transpose, ("f16*", "f16*", "i32"), {"LAYOUT": LANES}),
+    "unchanged": Sample(
+        transpose, ("u32*", "u32*", "i32"), {"LAYOUT": metile.ThreadLayout.identity(64)}
+    ),
+    "chain": Sample(chain, ("f32*", "f32*", "i32"), {}, frozenset({"y"})),
+    "square": Sample(square, ("i32*", "i32")),
+    "numbers": Sample(numbers, ("f32*", "f32*", "i32", "f32"), {"POWER": 3}),
+}

@@ -1,0 +1,93 @@
+"""Every op belongs to a line of the user's, through every pass (DESIGN 1, 3; SPEC D)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from metile_mlx.compiler import STEPS
+from metile_mlx.context import Context
+from metile_mlx.errors import Loc
+from metile_mlx.ir import tile
+from metile_mlx.ir.core import Effect, Func, Op, walk
+from metile_mlx.target import METAL
+from metile_mlx.verify.structure import LEGAL
+from tests.support import samples
+from tests.support.samples import SAMPLES, Sample
+
+
+def stages(sample: Sample, bits: int) -> Iterator[tuple[str, Func]]:
+    """The program as translated and after each pass."""
+    func = sample.func()
+    ctx = Context(METAL, index_bits=bits, masked_outputs=sample.masked)
+    yield "translate", func
+    for step in STEPS:
+        func = step.run(func, ctx)
+        yield step.name, func
+
+
+def spans(sample: Sample) -> list[range]:
+    """Lines of the kernel and of the inline function it may call."""
+    sources = [sample.kernel.definition.source, samples.scaled.definition.source]
+    return [range(source.first, source.first + len(source.lines)) for source in sources]
+
+
+def is_of_the_user(loc: Loc, sample: Sample) -> bool:
+    return loc.file == samples.__file__ and any(loc.line in span for span in spans(sample))
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_op_and_value_has_a_line_after_every_pass(name: str, bits: int) -> None:
+    sample = SAMPLES[name]
+    for step, func in stages(sample, bits):
+        assert is_of_the_user(func.loc, sample), step
+        lost = [item for item in walk(func.body) if not is_of_the_user(item.loc, sample)]
+        assert lost == [], f"{step} lost the place of {lost[0].opcode}"
+        values = [*func.params, *(value for item in walk(func.body) for value in item.results)]
+        nowhere = [value for value in values if not is_of_the_user(value.loc, sample)]
+        assert nowhere == [], f"{step} lost the place of {nowhere[0]}"
+
+
+def effects(func: Func, *opcodes: str) -> list[int]:
+    """Lines of the ops with these last words in their opcodes, sorted."""
+    return sorted(
+        item.loc.line for item in walk(func.body) if item.opcode.partition(".")[2] in opcodes
+    )
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_memory_keeps_its_own_line(name: str) -> None:
+    """A pass may move or split an access; it stays the user's access."""
+    sample = SAMPLES[name]
+    everything = dict(stages(sample, 32))
+    first, last = everything["translate"], list(everything.values())[-1]
+    assert effects(last, "load") == effects(first, "load")
+    assert sorted(set(effects(last, "store"))) == sorted(set(effects(first, "store")))
+
+
+@pytest.mark.parametrize("name", ["exchange", "exchange of bits", "shuffle", "chain"])
+def test_communication_stands_at_the_conversion(name: str) -> None:
+    """Barriers, scratch and shuffles are of the line that says convert_layout."""
+    sample = SAMPLES[name]
+    everything = dict(stages(sample, 32))
+    conversions = set(effects(everything["translate"], "convert"))
+    for func in list(everything.values())[2:]:
+        convergent = [i for i in walk(func.body) if Effect.CONVERGENT in i.effect]
+        scratch = [i for i in walk(func.body) if "scratch" in i.opcode or "threadgr" in i.opcode]
+        communication: list[Op] = [*convergent, *scratch]
+        assert communication
+        assert {i.loc.line for i in communication} <= conversions
+        assert {i.loc.line for i in convergent} == conversions
+
+
+def test_the_samples_use_every_op() -> None:
+    """Otherwise the tests above say less than they seem to."""
+    found = {
+        type(item)
+        for sample in SAMPLES.values()
+        for _, func in stages(sample, 32)
+        for item in walk(func.body)
+    }
+    assert set().union(*LEGAL.values()) - found == {tile.Automatic}
