@@ -176,7 +176,12 @@ def _forward(s: Programs, op: Reshape | Convert) -> mx.array:
 
 
 def _reduce(s: Programs, op: Reduce | PlannedReduce) -> mx.array:
-    return mx.sum(s.env[op.src], axis=1, keepdims=True)
+    # By 32 at a time: one pass over a long row loses bits, this one about as few as the devices.
+    total = s.env[op.src]
+    while total.shape[1] > 1:
+        width = min(32, total.shape[1])
+        total = mx.sum(mx.reshape(total, (total.shape[0], -1, width)), axis=2)
+    return total
 
 
 def _automatic(s: Programs, op: Automatic) -> None:
