@@ -26,6 +26,7 @@ from metile_mlx.ir.metal import (
     ProgramId,
     Shuffle,
     SimdReduce,
+    Store,
     ThreadgroupLoad,
     ThreadIndex,
 )
@@ -160,6 +161,9 @@ class _Cpp(CppValues):
 
     def _write_segment(self, segment: Segment, grouped: bool) -> None:
         """The loop; twice where masks usually hold in every thread, the first time without them."""
+        if segment.span is not None:
+            self._write_span(segment, segment.span)
+            return
         step = SIMD_WIDTH if grouped else self._step(segment)
         masks = segment.masks if grouped or step == self.func.threads else ()
         if grouped or segment.permuted:
@@ -177,6 +181,27 @@ class _Cpp(CppValues):
             self._open("} else {")
             self._write_loop(segment, step, grouped)
         self._close()
+
+    def _write_span(self, segment: Segment, span: int) -> None:
+        """The accesses of the first threads; what the others would have loaded is the fill."""
+        accesses = [item for item in segment.ops if isinstance(item, Load | Store)]
+        self.holding = frozenset(item.mask for item in accesses if item.mask is not None)
+        self._segment = segment
+        if span:
+            self._open(f"for (uint32_t thread = 0; thread < {span}; ++thread) {{")
+            self._write_ops(segment, "thread")
+            self._close()
+        self._segment, self.holding = None, frozenset()
+        fills = [
+            f"{self._arrays[item.result]}[thread] = {self.operand(item.fill)};"
+            for item in accesses
+            if isinstance(item, Load) and item.fill is not None
+        ]
+        if fills:
+            self._open(f"for (uint32_t thread = {span}; thread < {self.func.threads}; ++thread) {{")
+            for fill in fills:
+                self.line(fill)
+            self._close()
 
     def _all_hold(self, masks: tuple[Value, ...]) -> str:
         """An expression: whether every mask holds in every thread."""
