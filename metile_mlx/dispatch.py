@@ -17,7 +17,7 @@ from metile_mlx.explain import explain
 from metile_mlx.report import Coverage, ExecutionReport, Limit
 from metile_mlx.runtime import metal
 from metile_mlx.runtime.backend import Backend, Grid, Launch, Output, Place, Request, Scalar
-from metile_mlx.runtime.backends import pipeline_limit, recorded, registered_source
+from metile_mlx.runtime.backends import pipeline_limit, recorded
 from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.runtime.optional import mx
 from metile_mlx.specialise import Specialisation, TextKey
@@ -218,8 +218,7 @@ class Dispatch:
     @cached_property
     def msl(self) -> str:
         """The Metal text of this dispatch as MLX records it, on any machine (SPEC K7, X2)."""
-        request = self._request(self._values, METAL)
-        return recorded(request, metal.register(registered_source(request))).text
+        return recorded(self._request(self._values, METAL)).text
 
     def _bind(self, scalars: tuple[Scalar, ...], key: tuple[object, ...]) -> Launch:
         self._check_scalars(scalars)

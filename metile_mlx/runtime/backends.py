@@ -106,16 +106,16 @@ def pipeline_limit(request: Request) -> PipelineLimit:
     Raises:
         OutOfResources, CompileError: see `metal_limits.check`.
     """
-    source = registered_source(request)
-
-    def record() -> CapturedKernel:
-        return recorded(request, metal.build(source, mx.fast.metal_kernel))
-
-    return metal_limits.check(source, record)
+    return metal_limits.check(registered_source(request), lambda: recorded(request))
 
 
-def recorded(request: Request, kernel: metal.MetalKernel) -> CapturedKernel:
-    """What MLX records for a launch of the request, on any machine (SPEC X2)."""
+def recorded(request: Request) -> CapturedKernel:
+    """What MLX records for a launch of the request, on any machine (SPEC X2); registers nothing.
+
+    Raises:
+        CompileError, OutOfResources: see `metal.build`.
+    """
+    kernel = metal.build(registered_source(request), mx.fast.metal_kernel)
     outputs, zero_fill = metal_outputs(request)
     shapes = dict(zip(request.inputs, request.input_shapes, strict=True))
     by_param = {arg.param: arg.dtype for arg in _text(request).inputs}
