@@ -12,6 +12,11 @@ there is one rounding, at the store. In f32 the two are the same.
     )
 """
 
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+
 import metile_mlx as metile
 
 
@@ -128,3 +133,25 @@ def rmsnorm_register_gradients(
     if WEIGHTED:
         parts = metile.tensor(weight_gradients, shape=(metile.num_programs(0), N), access="write")
         parts.store((program, columns), total)
+
+
+def _selftest(dtype, width, backend):
+    """Rows of N(0, 1) numbers against float64."""
+    generator = np.random.default_rng(width)
+    x = mx.array(generator.standard_normal((5, width)).astype(np.float32)).astype(dtype)
+    w = mx.array(generator.uniform(0.5, 2, width).astype(np.float32)).astype(dtype)
+    exact, weight = (np.array(a.astype(mx.float32)).astype(np.float64) for a in (x, w))
+    expected = exact / np.sqrt((exact**2).mean(axis=1, keepdims=True) + 1e-5) * weight
+    arguments = (x, w, metile.empty(x.shape, dtype), 1e-5)
+    dispatch = rmsnorm_register[5].prepare(
+        *arguments, N=width, BLOCK=metile.next_power_of_2(max(width, 32)), backend=backend
+    )
+    # 1e-6 of a f32; two more than the correctly rounded f16 or bf16, which is half of one off.
+    return dispatch, arguments, expected, 8 if dtype == mx.float32 else 2.5
+
+
+SELFTESTS = [
+    (f"rmsnorm_register, {width} columns, {name}", partial(_selftest, dtype, width))
+    for width in (31, 1009, 1024)
+    for name, dtype in (("f32", mx.float32), ("f16", mx.float16), ("bf16", mx.bfloat16))
+]

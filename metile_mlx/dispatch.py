@@ -17,7 +17,7 @@ from metile_mlx.explain import explain
 from metile_mlx.report import Coverage, ExecutionReport, Limit
 from metile_mlx.runtime import metal
 from metile_mlx.runtime.backend import Backend, Grid, Launch, Output, Place, Request, Scalar
-from metile_mlx.runtime.backends import metal_inputs, metal_outputs, registered_source
+from metile_mlx.runtime.backends import pipeline_limit, recorded
 from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.runtime.optional import mx
 from metile_mlx.specialise import Specialisation, TextKey
@@ -194,9 +194,12 @@ class Dispatch:
         self._check_scalars(scalars)
         if self._backend.target is None:
             self._specialisation.owned(self._options.schedule)
-        source = self._request(scalars, self._backend.target).source
-        if source is not None and self._backend.target is not None:
-            metal.check_limits(source, self._backend.target)
+        request = self._request(scalars, self._backend.target)
+        if request.source is not None and self._backend.target is not None:
+            metal.check_limits(request.source, self._backend.target)
+            if self._backend.target == METAL:
+                # Before this dispatch is kept, so that one that can't run never is.
+                pipeline_limit(request)
 
     @property
     def threadgroup(self) -> Grid:
@@ -215,20 +218,7 @@ class Dispatch:
     @cached_property
     def msl(self) -> str:
         """The Metal text of this dispatch as MLX records it, on any machine (SPEC K7, X2)."""
-        request = self._request(self._values, METAL)
-        kernel = metal.register(registered_source(request))
-        outputs, zero = metal_outputs(request)
-        dtypes = mlx_dtypes()
-        inputs = metal_inputs(request, [mx.zeros(a.shape, a.dtype) for a in self._inputs])
-        captured = metal.record_msl(
-            kernel,
-            inputs,
-            [out.shape for out in outputs],
-            [dtypes[out.dtype] for out in outputs],
-            self.grid,
-            [metal.ZERO if zero else metal.UNINITIALISED] * len(outputs),
-        )
-        return captured.text
+        return recorded(self._request(self._values, METAL)).text
 
     def _bind(self, scalars: tuple[Scalar, ...], key: tuple[object, ...]) -> Launch:
         self._check_scalars(scalars)
@@ -326,6 +316,17 @@ class Dispatch:
             key = self._text_key(self._values, target, outputs)
             report = self._specialisation.fresh_report(key)
             report.limits += _limits(report, self._specialisation.text(key).source, target)
+            if target == METAL:
+                pipeline = pipeline_limit(self._request(self._values, target))
+                report.limits.append(
+                    Limit(
+                        "maxTotalThreadsPerThreadgroup",
+                        report.threads,
+                        pipeline.allowed or target.max_threads,
+                        pipeline.allowed is not None,
+                        pipeline.note,
+                    )
+                )
         report.backend = self._backend.name
         report.grid = self.grid
         numbers = self._host_numbers(self._values)
@@ -376,9 +377,4 @@ def _limits(report: ExecutionReport, source: KernelSource, target: Target) -> li
     ]
     if target.max_buffers is not None:
         found.append(Limit("buffers", metal.buffer_count(source), target.max_buffers, True))
-    if target.name == "metal":
-        note = "the pipeline's own limit needs the Metal device"
-        found.append(
-            Limit("maxTotalThreadsPerThreadgroup", report.threads, target.max_threads, False, note)
-        )
     return found

@@ -6,11 +6,11 @@ from types import MappingProxyType
 
 from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32, u8, u16, u32
 from metile_mlx.emit.arithmetic import ARITHMETIC, unary
-from metile_mlx.emit.cstyle import MEMORY, CStyle, Expression
+from metile_mlx.emit.cstyle import MEMORY, CStyle, Expression, Statement
 from metile_mlx.emit.literals import CPP, Spelling
 from metile_mlx.ir.arith import BinaryKind, UnaryKind, element
 from metile_mlx.ir.core import Op
-from metile_mlx.ir.metal import Unary
+from metile_mlx.ir.metal import Extract, LoadGroup, Store, StoreGroup, Unary
 
 _FUNCTIONS = {
     "rsqrt": "1.0f / std::sqrt({})",
@@ -117,4 +117,21 @@ def _unary(e: CppValues, item: Unary) -> str:
     return unary(e, item)
 
 
-VALUES: dict[type[Op], Expression] = {**ARITHMETIC, **MEMORY, Unary: _unary}
+def _load_group(e: CppValues, item: LoadGroup) -> None:
+    """Nothing: each lane is read where it is extracted, and loops over threads read neighbours."""
+
+
+def _extract(e: CppValues, item: Extract) -> str:
+    group = e.defined[item.vector]
+    assert isinstance(group, LoadGroup)
+    index, mask, fill = group.parts()[item.lane]
+    return e.load_text(group.buffer, index, mask, fill)
+
+
+def _store_group(e: CppValues, item: StoreGroup) -> None:
+    for index, value, mask in item.parts():
+        e.store_row(Store(item.buffer, index, value, mask))
+
+
+VALUES: dict[type[Op], Expression] = {**ARITHMETIC, **MEMORY, Unary: _unary, Extract: _extract}
+GROUPS: dict[type[Op], Statement] = {LoadGroup: _load_group, StoreGroup: _store_group}

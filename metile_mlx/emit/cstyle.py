@@ -37,7 +37,7 @@ from metile_mlx.ir.metal import (
     ThreadIndex,
     Yield,
 )
-from metile_mlx.ir.types import PointerType, ScalarType, ScratchType
+from metile_mlx.ir.types import PointerType, ScalarType, ScratchType, VectorType
 
 # (emitter, op) -> the expression of its result; (emitter, op) -> None, having written its lines.
 Expression = Callable[[Any, Any], str]
@@ -120,6 +120,8 @@ class CStyle(ABC):
             return _DEFAULT_NAMES[type(item)]
         if isinstance(item, Cast) and item.src.name:
             return f"{item.src.name}_{item.dtype}"
+        if isinstance(value.type, VectorType):
+            return "vector"
         if element(value) == bool_:
             return "is_true" if isinstance(item, Compare) else "mask"
         return "index" if element(value).is_integer else "value"
@@ -238,6 +240,15 @@ class CStyle(ABC):
         del dtype
         return text
 
+    def load_text(self, buffer: Value, index: Value, mask: Value | None, fill: Value | None) -> str:
+        """`mask ? buffer[index] : fill`: a lane that is masked off touches no memory."""
+        assert isinstance(buffer.type, PointerType)
+        text = f"{self.name(buffer)}[{self.operand(index)}]"
+        text = self.buffer_value(text, buffer.type.dtype)
+        if mask is None or fill is None or mask in self.holding:
+            return text
+        return f"{self.operand(mask)} ? {text} : {self.operand(fill)}"
+
     def store_row(self, item: Store) -> None:
         """`buffer[index] = value;`, guarded by the mask."""
         text = f"{self.name(item.buffer)}[{self.operand(item.index)}] = {self.operand(item.value)};"
@@ -270,13 +281,8 @@ class CStyle(ABC):
 
 
 def load(emitter: CStyle, item: Load) -> str:
-    """`mask ? buffer[index] : fill`: a lane that is masked off touches no memory."""
-    assert isinstance(item.buffer.type, PointerType)
-    text = f"{emitter.name(item.buffer)}[{emitter.operand(item.index)}]"
-    text = emitter.buffer_value(text, item.buffer.type.dtype)
-    if item.mask is None or item.fill is None or item.mask in emitter.holding:
-        return text
-    return f"{emitter.operand(item.mask)} ? {text} : {emitter.operand(item.fill)}"
+    """The element, or the fill."""
+    return emitter.load_text(item.buffer, item.index, item.mask, item.fill)
 
 
 def threadgroup_load(emitter: CStyle, item: ThreadgroupLoad) -> str:

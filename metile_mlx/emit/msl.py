@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 from metile_mlx.context import Context
 from metile_mlx.dtypes import DType, f16, f32
+from metile_mlx.emit import msl_groups as groups
 from metile_mlx.emit.arithmetic import ARITHMETIC
 from metile_mlx.emit.cstyle import MEMORY, STATEMENTS, CStyle, Expression, Statement
 from metile_mlx.emit.literals import MSL as SPELLING
@@ -28,10 +29,13 @@ from metile_mlx.ir.arith import BinaryKind
 from metile_mlx.ir.core import Func, Op, Value
 from metile_mlx.ir.metal import (
     Barrier,
+    Extract,
+    LoadGroup,
     NumPrograms,
     ProgramId,
     Shuffle,
     SimdReduce,
+    StoreGroup,
     ThreadIndex,
 )
 from metile_mlx.ir.types import ScalarType
@@ -72,7 +76,7 @@ inline float metile_erf(float x) {{
 }}
 """
 _HELPERS = {"erf": _ERF, "sigmoid": _SIGMOID}
-_NAMES = frozenset(f"metile_{name}" for name in _HELPERS)
+_NAMES = frozenset({*(f"metile_{name}" for name in _HELPERS), *groups.NAMES})
 
 
 class _Msl(CStyle):
@@ -106,7 +110,10 @@ class _Msl(CStyle):
     def header(self) -> str:
         """The helper functions the body calls."""
         exp = self._math("exp")
-        return "\n".join(_HELPERS[name].format(exp=exp) for name in sorted(self.helpers))
+        return "\n".join(
+            groups.HELPERS[name] if name in groups.HELPERS else _HELPERS[name].format(exp=exp)
+            for name in sorted(self.helpers)
+        )
 
     def _math(self, name: str) -> str:
         precise = self.ctx.math_mode == "safe" and name not in _EXACT
@@ -163,8 +170,14 @@ EXPRESSIONS: dict[type[Op], Expression] = {
     NumPrograms: _num_programs,
     Shuffle: _shuffle,
     SimdReduce: _simd_reduce,
+    Extract: groups.extract,
 }
-LINES: dict[type[Op], Statement] = {**STATEMENTS, Barrier: _barrier}
+LINES: dict[type[Op], Statement] = {
+    **STATEMENTS,
+    Barrier: _barrier,
+    LoadGroup: groups.load_group,
+    StoreGroup: groups.store_group,
+}
 
 
 def emit_msl(func: Func, ctx: Context) -> KernelSource:

@@ -29,10 +29,13 @@ from metile_mlx.emit.thread_tables import ThreadTables, is_cheap, is_uniform
 from metile_mlx.ir.core import Effect, Func, Op, Value, definitions, walk
 from metile_mlx.ir.metal import (
     Barrier,
+    Extract,
     Load,
+    LoadGroup,
     Shuffle,
     SimdReduce,
     Store,
+    StoreGroup,
     ThreadgroupAlloc,
     ThreadgroupLoad,
     ThreadgroupStore,
@@ -41,7 +44,10 @@ from metile_mlx.ir.types import ScalarType
 from metile_mlx.layout.affine import AffineMap
 
 # Ops that do not count as work to be split off.
-_MEMORY = (Load, Store, ThreadgroupLoad, ThreadgroupStore, Shuffle)
+_MEMORY = (
+    *(Load, Store, ThreadgroupLoad, ThreadgroupStore, Shuffle),
+    *(LoadGroup, Extract, StoreGroup),
+)
 
 
 @dataclass
@@ -180,7 +186,7 @@ class Plan:
             return None
         if isinstance(item, Load) and (item.fill is None or not is_uniform(item.fill)):
             return None
-        return ragged.span(item.mask, self.tables, self._defined)
+        return ragged.span(item.mask, self.tables)
 
     def _split(self) -> None:
         for phase in self.phases:
@@ -243,11 +249,11 @@ class Plan:
         self.phases = [phase for phase in self.phases if phase.segments]
 
     def _mask(self, segment: Segment) -> None:
-        found = [item.mask for item in segment.ops if isinstance(item, Load | Store)]
+        found = [mask for item in segment.ops for mask in _masks(item)]
         known = (mask for mask in found if mask is not None and self._is_known(mask))
         segment.masks = tuple(dict.fromkeys(known))
         effects = [item for item in segment.ops if _has_effect(item)]
-        guards = {item.mask if isinstance(item, Store) else None for item in effects}
+        guards = {mask for item in effects for mask in _masks(item) or (None,)}
         (guard,) = guards if len(guards) == 1 else (None,)
         if guard is not None and is_uniform(guard) and not segment.kept:
             segment.idle_without = guard
@@ -351,6 +357,17 @@ def _runs_once(item: Op) -> bool:
     )
 
 
+def _masks(item: Op) -> tuple[Value | None, ...]:
+    """The masks of an access to arrays."""
+    match item:
+        case Load() | Store():
+            return (item.mask,)
+        case LoadGroup() | StoreGroup():
+            return item.masks
+        case _:
+            return ()
+
+
 def _has_effect(item: Op) -> bool:
     parts = [item, *(inner for block in item.blocks() for inner in walk(block))]
     return any(bool(part.effect & Effect.WRITE) for part in parts)
@@ -364,6 +381,6 @@ def _accesses(ops: Iterable[Op]) -> tuple[set[Value], set[Value]]:
         for part in (item, *(inner for block in item.blocks() for inner in walk(block))):
             if isinstance(part, ThreadgroupLoad):
                 reads.add(part.buffer)
-            elif isinstance(part, ThreadgroupStore | Store):
+            elif isinstance(part, ThreadgroupStore | Store | StoreGroup):
                 writes.add(part.buffer)
     return reads, writes

@@ -9,52 +9,23 @@ moved are the last ones to their output.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable
 
 from metile_mlx.emit.thread_tables import ThreadTables
-from metile_mlx.ir.arith import BinaryKind, CompareKind, element
 from metile_mlx.ir.core import Op, Value, walk
-from metile_mlx.ir.metal import Binary, Compare, Constant, Store
-
-_COMPARISONS: dict[CompareKind, Callable[[Any, Any], Any]] = {
-    kind: getattr(operator, kind.value) for kind in CompareKind
-}
+from metile_mlx.ir.metal import Store, StoreGroup
 
 
-def span(mask: Value | None, tables: ThreadTables, defined: Mapping[Value, Op]) -> int | None:
+def span(mask: Value | None, tables: ThreadTables) -> int | None:
     """How many first threads a mask holds in, if it is known to hold in no other; None if not.
 
     None also for a mask that holds everywhere.
     """
-    held = None if mask is None else _truth(mask, tables, defined)
+    held = None if mask is None else tables.holds(mask)
     if held is None:
         return None
     count = int(held.sum())
     return count if count < len(held) and bool(held[:count].all()) else None
-
-
-def _truth(
-    value: Value, tables: ThreadTables, defined: Mapping[Value, Op]
-) -> NDArray[np.bool_] | None:
-    """A mask in threads 0, 1, ..., where it depends on the thread index alone."""
-    item = defined.get(value)
-    if isinstance(item, Binary) and item.kind is BinaryKind.AND:
-        sides = [_truth(side, tables, defined) for side in (item.lhs, item.rhs)]
-        return None if sides[0] is None or sides[1] is None else sides[0] & sides[1]
-    if not isinstance(item, Compare) or not element(item.lhs).is_integer:
-        return None
-    operands: list[Any] = []
-    for side in (item.lhs, item.rhs):
-        known = defined.get(side)
-        operands.append(known.value if isinstance(known, Constant) else tables.table(side))
-    if any(side is None for side in operands):
-        return None
-    return np.asarray(_COMPARISONS[item.kind](*operands), np.bool_)
 
 
 def last_stores(ops: list[Op], is_ragged: Callable[[Store], bool]) -> set[Op]:
@@ -66,5 +37,5 @@ def last_stores(ops: list[Op], is_ragged: Callable[[Store], bool]) -> set[Op]:
             found.add(item)
             continue
         parts = (item, *(inner for block in item.blocks() for inner in walk(block)))
-        closed.update(part.buffer for part in parts if isinstance(part, Store))
+        closed.update(part.buffer for part in parts if isinstance(part, Store | StoreGroup))
     return found

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from metile_mlx.dtypes import DType
 from metile_mlx.errors import CompileError
-from metile_mlx.ir.arith import CombineKind, element
+from metile_mlx.ir.arith import CombineKind, check_reduced, element
 from metile_mlx.ir.core import Effect, Op, Value, op
-from metile_mlx.ir.tile import check_reduced
 from metile_mlx.ir.types import ScalarType, ScratchType, TileType, Type
 from metile_mlx.layout.affine import AffineMap
 from metile_mlx.layout.thread_layout import ThreadLayout

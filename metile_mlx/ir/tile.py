@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from metile_mlx.dtypes import DType, bool_, f32, i32
+from metile_mlx.dtypes import DType, bool_, i32
 from metile_mlx.errors import CompileError
 from metile_mlx.ir.arith import (
     METAL_ONLY,
@@ -18,6 +18,7 @@ from metile_mlx.ir.arith import (
     CompareKind,
     UnaryKind,
     check_binary,
+    check_reduced,
     check_unary,
     element,
 )
@@ -404,20 +405,6 @@ class Reduce(Op):
 
     def verify(self) -> None:
         check_reduced(self.kind, self.src)
-
-
-def check_reduced(kind: CombineKind, src: Value) -> None:
-    """Raise CompileError unless `src` is a tile that reductions take: f32 only (SPEC R4)."""
-    if not isinstance(src.type, TileType):
-        raise CompileError(
-            f"[{kind.value}] got {src.type}, expected a tile",
-            hint="a uniform scalar has nothing to reduce",
-        )
-    if src.type.dtype != f32:
-        raise CompileError(
-            f"[{kind.value}] {src.name or 'the tile'} is {src.type.dtype}, expected f32",
-            hint="cast to f32 before summing: metile.cast(x, metile.f32)",
-        )
 
 
 @op("tile.automatic", Effect.WRITE)

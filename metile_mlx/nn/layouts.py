@@ -18,5 +18,5 @@ def layout_of(backend: str, dtype: DType, block: int) -> ThreadLayout | None:
 
 
 def gradient_rows(rows: int) -> int:
-    """Rows per program of the gradient kernel: the parts of a weight's gradient are summed later."""
+    """Rows per program of the gradient kernel, which adds up their parts of a weight's gradient."""
     return 4 if rows % 4 == 0 and rows >= 1024 else 1

@@ -26,7 +26,7 @@ class RMSNorm(Module):
     """
 
     def __init__(self, dims: int, eps: float = 1e-5, rounding: Rounding = "mlx") -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.weight = mx.ones((dims,))
         self.eps = eps
         self.rounding = checked_rounding(rounding)

@@ -10,7 +10,7 @@ from typing import Any
 from metile_mlx.errors import BackendError
 
 try:
-    from mlx.nn import Module
+    from mlx.nn.layers.base import Module
 except ImportError as error:
     _REASON = str(error)
 

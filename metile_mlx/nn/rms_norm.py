@@ -53,11 +53,11 @@ def rms_norm(
         return mx.zeros(x.shape, dtype)
     norm = _norm(float(eps), rounded, dtype, stream)
     # MLX can't write a custom_function to a file.
-    function = norm.differentiable if export.active_target() is None else norm.forward
+    function: Any = norm.differentiable if export.active_target() is None else norm.forward
     arrays = [_as_float(x, dtype).reshape(-1, x.shape[-1], stream=stream)]
     if weight is not None:
         arrays.append(_as_float(weight, dtype))
-    return function(*arrays).reshape(x.shape, stream=stream)
+    return mx.reshape(function(*arrays), x.shape, stream=stream)
 
 
 def checked_rounding(rounding: Rounding) -> Rounding:
@@ -84,7 +84,7 @@ class _Norm:
 
     def forward(self, x: mx.array, weight: mx.array | None = None) -> mx.array:
         """(rows, N), (N,) -> (rows, N) of the result's dtype."""
-        return rmsnorm_register[(x.shape[0],)](
+        made: mx.array = rmsnorm_register[(x.shape[0],)](
             x,
             empty((0,), x.dtype) if weight is None else weight,
             empty(x.shape, self._dtype),
@@ -92,6 +92,7 @@ class _Norm:
             ROUND_NORMALISED=self._rounded,
             **self._options(x, weight),
         )
+        return made
 
     def backward(self, primals: object, cotangent: mx.array, _: object) -> object:
         """Gradients for x, and for the weight where there is one, in the form of `primals`."""

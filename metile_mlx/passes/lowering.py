@@ -50,6 +50,7 @@ class Lowering:
         self.slots: dict[Value, Slots] = {}
         self.views: dict[Value, View] = {}
         self.pointers: dict[Value, Pointers] = {}
+        self._accesses = 0
         access: dict[Value, set[str]] = {}
         for item in walk(func.body):
             if isinstance(item, tile.Tensor):
@@ -104,6 +105,13 @@ class Lowering:
         """The one value of a uniform scalar."""
         (only,) = self.slots[value]
         return only
+
+    def new_access(self, parts: int) -> int | None:
+        """The number that the parts of one tensor access bear; None for a single one."""
+        if parts == 1:
+            return None
+        self._accesses += 1
+        return self._accesses
 
     def rows(self, *values: Value | None) -> list[list[Value | None]]:
         """Per register slot, the values of that slot; a scalar, or None, is in every row."""

@@ -147,14 +147,16 @@ def _load(low: Lowering, item: tile.Load) -> Lowered:
     dtype = element(item.result)
     fill = low.b.constant(0, dtype) if item.fill is None else low.scalar(item.fill)
     found = []
-    for *indices, user_mask in low.rows(*item.indices, item.mask):
+    rows = low.rows(*item.indices, item.mask)
+    access = low.new_access(len(rows))
+    for *indices, user_mask in rows:
         mask, at = _where(low, view, [i for i in indices if i is not None], user_mask)
         if mask is None:
-            found.append(low.b.add(metal.Load(view.source, at)))
+            found.append(low.b.add(metal.Load(view.source, at, access=access)))
         elif low.b.number(mask) == 0:
             found.append(fill)
         else:
-            found.append(low.b.add(metal.Load(view.source, at, mask, fill)))
+            found.append(low.b.add(metal.Load(view.source, at, mask, fill, access)))
     return (tuple(found),)
 
 
@@ -162,7 +164,9 @@ def _store(low: Lowering, item: tile.Store) -> Lowered:
     view = low.views[item.tensor]
     assert view.target is not None
     b = low.b
-    for *indices, value, user_mask in low.rows(*item.indices, item.value, item.mask):
+    rows = low.rows(*item.indices, item.value, item.mask)
+    access = low.new_access(len(rows))
+    for *indices, value, user_mask in rows:
         assert value is not None
         mask, at = _where(low, view, [i for i in indices if i is not None], user_mask)
         if not any(isinstance(v.type, TileType) for v in item.operands()):
@@ -170,9 +174,9 @@ def _store(low: Lowering, item: tile.Store) -> Lowered:
             mask = b.both(mask, b.compare_number(CompareKind.EQ, b.thread, 0))
         if mask is not None and b.number(mask) == 0:
             continue
-        b.emit(metal.Store(view.target, at, value, mask))
+        b.emit(metal.Store(view.target, at, value, mask, access))
         if view.written is not None:
-            b.emit(metal.Store(view.written, at, b.constant(True, bool_), mask))
+            b.emit(metal.Store(view.written, at, b.constant(True, bool_), mask, access))
     return ()
 
 

@@ -25,7 +25,8 @@ _METAL = frozenset({
     metal.Constant, metal.ThreadIndex, metal.ProgramId, metal.NumPrograms, metal.Unary,
     metal.Binary, metal.Compare, metal.Select, metal.Cast, metal.Bitcast, metal.Fma, metal.Load,
     metal.Store, metal.ThreadgroupAlloc, metal.ThreadgroupStore, metal.ThreadgroupLoad,
-    metal.Barrier, metal.Shuffle, metal.SimdReduce, metal.If, metal.Yield,
+    metal.Barrier, metal.Shuffle, metal.SimdReduce, metal.If, metal.Yield, metal.LoadGroup,
+    metal.Extract, metal.StoreGroup,
 })  # fmt: skip
 
 LEGAL: dict[Stage, frozenset[type[Op]]] = {

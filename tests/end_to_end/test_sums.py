@@ -264,3 +264,51 @@ def test_a_short_source_beside_whole_rows(backend: str) -> None:
     found = shifted[(4,)](x, out, 3, A=layout(64, 1), backend=backend)
     assert mx.array_equal(found[:, :50], x).item()
     assert mx.array_equal(found[:, 50:], mx.full((3, 14), -1.0)).item()
+
+
+@metile.kernel
+def gated(x, y, N: metile.constexpr):
+    """A branch on a total: the same in every thread, so a condition like any other (SPEC C2)."""
+    rows = metile.num_programs(0)
+    source = metile.tensor(x, shape=(rows, N), access="read")
+    target = metile.tensor(y, shape=(rows, N), access="write")
+    row, columns = metile.program_id(0), metile.arange(0, 128)
+    value = source.load((row, columns))
+    total = metile.sum(value)
+    factor = 1.0
+    if total > 100.0:
+        factor = 100.0 / total
+        value = value * factor
+    target.store((row, columns), value + factor)
+
+
+def test_a_branch_on_a_total(backend: str) -> None:
+    x = mx.stack([mx.ones((100,)), mx.full((100,), 2.0), mx.full((100,), 4.0)])
+    found = gated[(3,)](x, metile.empty(x.shape, x.dtype), N=100, backend=backend)
+    assert found.tolist() == [[2.0] * 100, [1.5] * 100, [1.25] * 100]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_sums_under_vmap(backend: str) -> None:
+    """SPEC X7: batches of rows, on the backends MLX can batch."""
+    x = mx.arange(2 * 3 * 100).reshape(2, 3, 100).astype(mx.float32)
+    found = mx.vmap(lambda part: sums_of(part, layout(128, 4), backend))(x)
+    assert found.tolist() == mx.sum(x, axis=2).tolist()
+
+
+def test_a_repeated_number_is_summed_too(backend: str) -> None:
+    """A tile that is the same everywhere: every slot, lane and simdgroup counts."""
+    for registers in (1, 4, 32):
+        found = repeated[(2,)](
+            metile.empty((2,), mx.float32), 3.0, LAYOUT=layout(1024, registers), backend=backend
+        )
+        assert found.tolist() == [3 * 1024 + 1024, 3 * 1024 + 2048]
+
+
+@metile.kernel
+def repeated(y, value: float, LAYOUT: metile.constexpr):
+    target = metile.tensor(y, shape=metile.num_programs(0), access="write")
+    row = metile.program_id(0)
+    tile = metile.full((LAYOUT.size,), value, metile.f32, layout=LAYOUT)
+    total = metile.sum(tile + metile.cast(row + 1, metile.f32))
+    target.store(row, total)

@@ -242,6 +242,47 @@ def _store(group: Group, item: metal.Store) -> tuple[Array, ...]:
     return ()
 
 
+def _load_group(group: Group, item: metal.LoadGroup) -> tuple[Array, ...]:
+    data = group.inputs[item.buffer]
+    together, first = _together(group, item)
+    lanes = []
+    for lane, (index, mask, fill) in enumerate(item.parts()):
+        active = group.lanes(mask)
+        # The scalar path takes each index as it is; the vector lies behind the first.
+        at = np.where(
+            together, first + lane, _in_array(group, group.values[index], active, data.size, item)
+        )
+        other = np.zeros(1, data.dtype) if fill is None else group.values[fill]
+        lanes.append(np.where(active, data[np.where(active, at, 0)], other))
+    return (np.stack(lanes, axis=1),)
+
+
+def _store_group(group: Group, item: metal.StoreGroup) -> tuple[Array, ...]:
+    out = group.outputs[item.buffer]
+    together, first = _together(group, item)
+    for lane, (index, value, mask) in enumerate(item.parts()):
+        active = group.lanes(mask)
+        at = _in_array(group, group.values[index], active, out.data.size, item)
+        at = np.where(together, first + lane, at)[active]
+        stored = group.spread(group.values[value])[active]
+        out.store(at, stored, _launch_thread(group)[active], item)
+    return ()
+
+
+def _together(group: Group, item: metal.LoadGroup | metal.StoreGroup) -> tuple[Array, Array]:
+    """The threads that access a vector, and where it starts."""
+    everywhere = np.logical_and.reduce([group.lanes(mask) for mask in item.masks])
+    indices = [group.spread(group.values[index]).astype(np.int64) for index in item.indices]
+    follows = np.logical_and.reduce([at == indices[0] + lane for lane, at in enumerate(indices)])
+    if not item.checked and (everywhere & ~follows).any():
+        raise SimulationError("indices that nobody compares are not consecutive", item)
+    return everywhere & follows, indices[0]
+
+
+def _extract(group: Group, item: metal.Extract) -> tuple[Array, ...]:
+    return (group.values[item.vector][:, item.lane],)
+
+
 def _launch_thread(group: Group) -> Array:
     """A number of each thread that no other thread of the launch has."""
     (x, y, z), (width, height, _) = group.position, group.grid
@@ -337,6 +378,9 @@ STEPS: dict[type[Op], Callable[[Group, Any], tuple[Array, ...]]] = {
     metal.Fma: _fma,
     metal.Load: _load,
     metal.Store: _store,
+    metal.LoadGroup: _load_group,
+    metal.Extract: _extract,
+    metal.StoreGroup: _store_group,
     metal.ThreadgroupAlloc: _alloc,
     metal.ThreadgroupStore: _threadgroup_store,
     metal.ThreadgroupLoad: _threadgroup_load,
