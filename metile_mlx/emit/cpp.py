@@ -35,7 +35,19 @@ from metile_mlx.ir.types import PointerType, ScalarType
 from metile_mlx.target import SIMD_WIDTH
 
 _TAKEN = (
-    *["buffers", "scalars", "grid", "begin", "end", "thread", "lane", "group", "high", "low", "holds"],
+    *[
+        "buffers",
+        "scalars",
+        "grid",
+        "begin",
+        "end",
+        "thread",
+        "lane",
+        "group",
+        "high",
+        "low",
+        "holds",
+    ],
     *("program", "program_x", "program_y", "program_z", "METILE_UNROLL", "METILE_UNROLL_SMALL"),
     *("metile_simd_sum", "metile_entry", "metile_scalar", "metile_sigmoid"),
     *("metile_f32_bits", "metile_bits_f32", "metile_f16_to_f32", "metile_f32_to_f16"),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal
 
 from metile_kernels.rmsnorm import rmsnorm_register, rmsnorm_register_gradients
-from metile_mlx.dispatch import empty
-from metile_mlx.dtypes import MLX_NAMES
+from metile_mlx.dispatch import Dispatch, empty, own_dtype
 from metile_mlx.errors import LaunchError, UnsupportedError
-from metile_mlx.nn.layouts import gradient_rows, layout_of
+from metile_mlx.nn.layouts import gradient_rows, row_layout
 from metile_mlx.runtime import export
 from metile_mlx.runtime.backend import Place, choose
 from metile_mlx.runtime.backends import BACKENDS
@@ -18,6 +18,8 @@ from metile_mlx.target import MAX_TILE, SIMD_WIDTH
 
 Rounding = Literal["mlx", "f32"]
 _ROUNDINGS = ("mlx", "f32")
+# Dispatches kept per set of options, one for each shape and dtype; dropped all at once (F04).
+_KEPT = 256
 
 
 def rms_norm(
@@ -79,19 +81,28 @@ class _Norm:
         self._rounded = rounded
         self._dtype = dtype
         self._stream = stream
+        self._dispatches: dict[object, Dispatch] = {}
         self.differentiable = mx.custom_function(self.forward)
         self.differentiable.vjp(self.backward)
 
     def forward(self, x: mx.array, weight: mx.array | None = None) -> mx.array:
         """(rows, N), (N,) -> (rows, N) of the result's dtype."""
-        made: mx.array = rmsnorm_register[(x.shape[0],)](
-            x,
-            empty((0,), x.dtype) if weight is None else weight,
-            empty(x.shape, self._dtype),
-            self._eps,
-            ROUND_NORMALISED=self._rounded,
-            **self._options(x, weight),
-        )
+        arguments = (x, x if weight is None else weight, empty(x.shape, self._dtype), self._eps)
+
+        def prepare(backend: str) -> Dispatch:
+            columns = x.shape[-1]
+            dtype = own_dtype(x.dtype, "rms_norm")
+            return rmsnorm_register[(x.shape[0],)].prepare(
+                *arguments,
+                N=columns,
+                BLOCK=_block(columns),
+                LAYOUT=row_layout(backend, dtype, _block(columns)),
+                ROUND_NORMALISED=self._rounded,
+                WEIGHTED=weight is not None,
+                stream=self._stream,
+            )
+
+        made: mx.array = self._dispatch("forward", x, weight, prepare)(*arguments)
         return made
 
     def backward(self, primals: object, cotangent: mx.array, _: object) -> object:
@@ -100,32 +111,52 @@ class _Norm:
         x, weight = primals if isinstance(primals, (list, tuple)) else (primals, None)
         together = gradient_rows(x.shape[0])
         programs, columns = x.shape[0] // together, x.shape[-1]
-        made = rmsnorm_register_gradients[(programs,)](
+        arguments = (
             x,
-            empty((0,), x.dtype) if weight is None else weight,
+            x if weight is None else weight,
             cotangent,
             empty(x.shape, x.dtype),
             empty((programs, columns), mx.float32),
             self._eps,
-            ROWS=together,
-            **self._options(x, weight),
         )
+
+        def prepare(_: str) -> Dispatch:
+            return rmsnorm_register_gradients[(programs,)].prepare(
+                *arguments,
+                N=columns,
+                BLOCK=_block(columns),
+                ROWS=together,
+                WEIGHTED=weight is not None,
+                stream=self._stream,
+            )
+
+        made = self._dispatch("backward", x, weight, prepare)(*arguments)
         if weight is None:
             return made
         total = mx.sum(made[1], axis=0, stream=self._stream)
         return made[0], total.astype(weight.dtype, stream=self._stream)
 
-    def _options(self, x: mx.array, weight: mx.array | None) -> dict[str, Any]:
-        columns = x.shape[-1]
+    def _dispatch(
+        self,
+        direction: str,
+        x: mx.array,
+        weight: mx.array | None,
+        prepare: Callable[[str], Dispatch],
+    ) -> Dispatch:
+        """The kernel made ready for arrays like these, which saves most of a call's time."""
         backend = export.active_target() or choose(None, self._stream, BACKENDS).name
-        block = max(SIMD_WIDTH, 1 << (columns - 1).bit_length())
-        return {
-            "N": columns,
-            "BLOCK": block,
-            "LAYOUT": layout_of(backend, MLX_NAMES[str(x.dtype).rpartition(".")[2]], block),
-            "WEIGHTED": weight is not None,
-            "stream": self._stream,
-        }
+        key = (direction, backend, x.shape, x.dtype, None if weight is None else weight.dtype)
+        found = self._dispatches.get(key)
+        if found is None:
+            if len(self._dispatches) >= _KEPT:
+                self._dispatches.clear()
+            found = self._dispatches[key] = prepare(backend)
+        return found
+
+
+def _block(columns: int) -> int:
+    """The power of two that holds a row."""
+    return max(SIMD_WIDTH, 1 << (columns - 1).bit_length())
 
 
 @lru_cache(maxsize=64)

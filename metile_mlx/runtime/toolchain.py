@@ -100,7 +100,12 @@ class Toolchain:
         g++ threads the jumps of the f16 conversions apart and then vectorises no loop over them:
         x + x of f16 took 7 times as long with g++ 12.
         """
-        return () if "clang" in self.version.lower() else ("-fno-thread-jumps",)
+        return () if self.is_clang else ("-fno-thread-jumps",)
+
+    @property
+    def is_clang(self) -> bool:
+        """Whether it is a clang, Apple's included."""
+        return "clang" in self.version.lower()
 
 
 @functools.cache
