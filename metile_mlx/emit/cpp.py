@@ -9,15 +9,15 @@ bits, so moving one never changes a NaN; each operation on it is computed in flo
 from __future__ import annotations
 
 from metile_mlx.context import Context
-from metile_mlx.dtypes import i32, u32
-from metile_mlx.emit.cpp_indices import is_small, leading, offsets, permuted
+from metile_mlx.dtypes import i32
+from metile_mlx.emit.cpp_indices import Offsets, is_small, leading, permuted
 from metile_mlx.emit.cpp_values import GROUPS, HELPERS, VALUES, CppValues, scalar
 from metile_mlx.emit.cstyle import STATEMENTS, Expression, Statement, is_output
 from metile_mlx.emit.naming import unique_name
 from metile_mlx.emit.phases import Phase, Plan, Segment
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.emit.thread_tables import is_uniform
-from metile_mlx.ir.arith import BinaryKind, element
+from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Func, Op, Value, walk
 from metile_mlx.ir.metal import (
     Barrier,
@@ -35,31 +35,21 @@ from metile_mlx.ir.types import PointerType, ScalarType
 from metile_mlx.target import SIMD_WIDTH
 
 _TAKEN = (
-    *[
-        "buffers",
-        "scalars",
-        "grid",
-        "begin",
-        "end",
-        "thread",
-        "lane",
-        "group",
-        "high",
-        "low",
-        "holds",
-    ],
-    *("program", "program_x", "program_y", "program_z", "METILE_UNROLL", "METILE_UNROLL_SMALL"),
-    *("metile_simd_sum", "metile_entry", "metile_scalar", "metile_sigmoid"),
-    *("metile_f32_bits", "metile_bits_f32", "metile_f16_to_f32", "metile_f32_to_f16"),
-    *("metile_bf16_to_f32", "metile_f32_to_bf16"),
+    *("buffers", "scalars", "grid", "begin", "end", "thread", "lane", "group", "high", "low"),
+    *("holds", "program", "program_x", "program_y", "program_z", "metile_run", "metile_entry"),
+    *("METILE_UNROLL", "METILE_UNROLL_SMALL", "metile_simd_sum", "metile_scalar"),
+    *("metile_sigmoid", "metile_f32_bits", "metile_bits_f32", "metile_f16_to_f32"),
+    *("metile_f32_to_f16", "metile_bf16_to_f32", "metile_f32_to_bf16"),
 )
 # Measured on exchanges of 64 to 1024 threads, g++ 12 and clang++ 14: 32 is never far from the best
 # of 8, 16, 32 and 64, which differ by up to 3 times; 64 threads unroll as a whole.
 _UNROLLED_WHOLE = 64
 _UNROLLED = 32
+_RUN = "static __attribute__((noinline)) void metile_run("
+_RANGE = "const uint32_t* grid, uint64_t begin, uint64_t end"
 _SIGNATURE = (
     'extern "C" void metile_entry(void* const* buffers, const metile_scalar* scalars,\n'
-    "                             const uint32_t* grid, uint64_t begin, uint64_t end) {"
+    f"                             {_RANGE}) {{"
 )
 
 
@@ -75,13 +65,16 @@ class _Cpp(CppValues):
         # Where a value stands that another segment computed.
         self._placed: dict[Value, str] = {}
         self._arrays: dict[Value, str] = {}
-        self._offsets = offsets(func)
+        self.offsets = Offsets(func, self.plan.tables)
 
     # Structure
 
     def entry(self) -> str:
-        """The whole function."""
-        self._declare_arguments()
+        """The function that does the work, and the one to call.
+
+        Compilers believe __restrict of parameters only.
+        """
+        taken, given = self._parameters()
         self._declare_arrays()
         axes = {item.axis for item in walk(self.func.body) if isinstance(item, ProgramId)}
         ids = "xyz"[: max(axes) + 1] if axes else ""
@@ -98,24 +91,32 @@ class _Cpp(CppValues):
         self._advance(ids)
         self.depth -= 1
         self.line("}")
-        return "\n".join([_SIGNATURE, *self.lines, "}", ""])
+        head = ",\n    ".join([*taken, _RANGE])
+        call = ",\n      ".join([*given, "grid, begin, end"])
+        lines = [f"{_RUN}\n    {head}) {{", *self.lines, "}", "", _SIGNATURE]
+        return "\n".join([*lines, f"  metile_run(\n      {call});", "}", ""])
 
     def header(self) -> str:
         """What the function needs beside metile_cpu.h."""
         return "\n".join(HELPERS[name] for name in sorted(self.helpers))
 
-    def _declare_arguments(self) -> None:
+    def _parameters(self) -> tuple[list[str], list[str]]:
+        """What the function that does the work takes, and what it is given."""
+        taken, given = [], []
         buffers = scalars = 0
         for param in self.func.params:
             assert isinstance(param.type, PointerType | ScalarType)
             name, dtype = self.name(param), param.type.dtype
             if isinstance(param.type, ScalarType):
-                self.line(f"const {self.type(dtype)} {name} = {scalar(dtype, scalars)};")
+                taken.append(f"const {self.type(dtype)} {name}")
+                given.append(scalar(dtype, scalars))
                 scalars += 1
-                continue
-            pointer = f"{'' if is_output(param) else 'const '}{self.stored(dtype)}*"
-            self.line(f"{pointer} __restrict {name} = static_cast<{pointer}>(buffers[{buffers}]);")
-            buffers += 1
+            else:
+                pointer = f"{'' if is_output(param) else 'const '}{self.stored(dtype)}*"
+                taken.append(f"{pointer} __restrict {name}")
+                given.append(f"static_cast<{pointer}>(buffers[{buffers}])")
+                buffers += 1
+        return taken, given
 
     def _declare_arrays(self) -> None:
         for item in self.allocations():
@@ -266,7 +267,7 @@ class _Cpp(CppValues):
             self.write(item)
         everywhere = " & ".join(map(self.operand, varying))
         # A minimum vectorises where a search would not.
-        self.line(f"const uint32_t holds = {everywhere} ? {threads}u : {index};")
+        self.line(f"const uint32_t holds = ({everywhere}) ? {threads}u : {index};")
         self.line(f"{name} = holds < {name} ? holds : {name};")
         self._close()
         return name
@@ -354,24 +355,13 @@ class _Cpp(CppValues):
     def write(self, item: Op) -> None:
         if isinstance(item, ThreadIndex) or self._is_masked_index(item):
             self._folded[item.result] = "thread"
-        elif isinstance(item, Binary) and self._is_offset(item):
-            base, moved = item.lhs, item.rhs
-            # In bounds this is the offset, below 2**31, and no sum that wraps keeps a loop from
-            # being vectorised.
-            text = f"int64_t({self.type(i32)}({self.operand(base)})) + {self.operand(moved)}"
-            self._folded[item.result] = text
+        elif isinstance(item, Binary) and self.offsets.is_offset(item):
+            base, behind = self.offsets.base(item.lhs)
+            text = f"int64_t({self.type(i32)}({self.operand(base)}))"
+            moved = self.operand(item.rhs)
+            self._folded[item.result] = f"{text} + {f'{behind} + ' * (behind > 0)}{moved}"
         else:
             super().write(item)
-
-    def _is_offset(self, item: Binary) -> bool:
-        """Whether it is a 32-bit offset, as `passes/addresses.py` makes them: uniform + moved."""
-        return (
-            element(item.result) == u32
-            and item.kind is BinaryKind.ADD
-            and item.result in self._offsets
-            and is_uniform(item.lhs)
-            and self.plan.tables.table(item.rhs) is not None
-        )
 
     def group_value(self, value: Value) -> str:
         """What this simdgroup has combined."""

@@ -10,7 +10,7 @@ from metile_mlx.emit.cstyle import MEMORY, CStyle, Expression, Statement
 from metile_mlx.emit.literals import CPP, Spelling
 from metile_mlx.ir.arith import BinaryKind, UnaryKind, element
 from metile_mlx.ir.core import Op
-from metile_mlx.ir.metal import Extract, LoadGroup, Store, StoreGroup, Unary
+from metile_mlx.ir.metal import Extract, LoadGroup, StoreGroup, Unary
 
 _FUNCTIONS = {
     "rsqrt": "1.0f / std::sqrt({})",
@@ -125,12 +125,12 @@ def _extract(e: CppValues, item: Extract) -> str:
     group = e.defined[item.vector]
     assert isinstance(group, LoadGroup)
     index, mask, fill = group.parts()[item.lane]
-    return e.load_text(group.buffer, index, mask, fill)
+    return e.load_text(group.buffer, e.operand(index), mask, fill)
 
 
 def _store_group(e: CppValues, item: StoreGroup) -> None:
     for index, value, mask in item.parts():
-        e.store_row(Store(item.buffer, index, value, mask))
+        e.store_line(item.buffer, e.operand(index), value, mask)
 
 
 VALUES: dict[type[Op], Expression] = {**ARITHMETIC, **MEMORY, Unary: _unary, Extract: _extract}

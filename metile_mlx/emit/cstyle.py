@@ -240,20 +240,26 @@ class CStyle(ABC):
         del dtype
         return text
 
-    def load_text(self, buffer: Value, index: Value, mask: Value | None, fill: Value | None) -> str:
-        """`mask ? buffer[index] : fill`: a lane that is masked off touches no memory."""
+    def load_text(self, buffer: Value, at: str, mask: Value | None, fill: Value | None) -> str:
+        """`mask ? buffer[at] : fill`: a lane that is masked off touches no memory."""
         assert isinstance(buffer.type, PointerType)
-        text = f"{self.name(buffer)}[{self.operand(index)}]"
+        text = f"{self.name(buffer)}[{at}]"
         text = self.buffer_value(text, buffer.type.dtype)
         if mask is None or fill is None or mask in self.holding:
             return text
         return f"{self.operand(mask)} ? {text} : {self.operand(fill)}"
 
+    def store_line(self, buffer: Value, at: str, value: Value, mask: Value | None) -> None:
+        """`buffer[at] = value;`, guarded by the mask."""
+        text = f"{self.name(buffer)}[{at}] = {self.operand(value)};"
+        if mask is None or mask in self.holding:
+            self.line(text)
+        else:
+            self.line(f"if ({self.operand(mask)}) {{ {text} }}")
+
     def store_row(self, item: Store) -> None:
-        """`buffer[index] = value;`, guarded by the mask."""
-        text = f"{self.name(item.buffer)}[{self.operand(item.index)}] = {self.operand(item.value)};"
-        mask = None if item.mask in self.holding else item.mask
-        self.line(text if mask is None else f"if ({self.operand(mask)}) {{ {text} }}")
+        """The line of a store."""
+        self.store_line(item.buffer, self.operand(item.index), item.value, item.mask)
 
     def threadgroup_store_row(self, item: ThreadgroupStore) -> None:
         """`scratch[index] = value;`, guarded by the mask."""
@@ -282,7 +288,7 @@ class CStyle(ABC):
 
 def load(emitter: CStyle, item: Load) -> str:
     """The element, or the fill."""
-    return emitter.load_text(item.buffer, item.index, item.mask, item.fill)
+    return emitter.load_text(item.buffer, emitter.operand(item.index), item.mask, item.fill)
 
 
 def threadgroup_load(emitter: CStyle, item: ThreadgroupLoad) -> str:

@@ -83,12 +83,14 @@ class _Grouping:
                 start += metal.GROUP_WIDTH if follows else 1
 
     def _stays_within(self, parts: Group, last: Access) -> bool:
-        """Whether nothing but its own access and pure work stands between first and last."""
+        """Whether only its own access stands between first and last, and pure work on others."""
         first = min(map(self._order.__getitem__, parts))
-        return all(
-            item.effect is Effect.PURE or (isinstance(item, Access) and item.access == last.access)
-            for item in self._ops[first : self._order[last]]
-        )
+        results = {value for part in parts for value in part.results}
+        for item in self._ops[first : self._order[last]]:
+            own = isinstance(item, Access) and item.access == last.access
+            if not (own or item.effect is Effect.PURE) or not results.isdisjoint(item.operands()):
+                return False
+        return True
 
     def _is_exact(self, parts: Group) -> bool:
         away = self._exact.distances(parts[0].index, [slot.index for slot in parts])

@@ -201,7 +201,8 @@ def _compare(before: Func, func: Func, fresh: Iterable[Op]) -> list[Finding]:
         if len(parts) != len(expected):
             text = f"accesses {len(parts)} elements, expected {len(expected)} as before"
             return [Finding(here[0], text)]
-    return []
+    gone = old[len(new) : len(new) + 1]
+    return [Finding(run[0], "is missing in the program after") for run in gone]
 
 
 def _runs(items: Iterable[Op]) -> Iterator[list[Op]]:
