@@ -200,15 +200,11 @@ class _Cpp(CppValues):
             self._write_ops(segment, "thread")
             self._close()
         self._segment, self.holding = None, frozenset()
-        fills = [
-            f"{self._arrays[item.result]}[thread] = {self.operand(item.fill)};"
-            for item in accesses
-            if isinstance(item, Load) and item.fill is not None
-        ]
+        fills = [(i.result, i.fill) for i in accesses if isinstance(i, Load) and i.fill is not None]
         if fills:
             self._open(f"for (uint32_t thread = {span}; thread < {self.func.threads}; ++thread) {{")
-            for fill in fills:
-                self.line(fill)
+            for value, fill in fills:
+                self.line(f"{self._arrays[value]}[thread] = {self.operand(fill)};")
             self._close()
 
     def _write_holding(self, segment: Segment, grouped: bool, held: Held, end: str = "") -> None:
