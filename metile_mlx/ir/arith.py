@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from metile_mlx.dtypes import DType, Kind, bool_
+from metile_mlx.dtypes import DType, Kind, bool_, f32
 from metile_mlx.errors import CompileError
 from metile_mlx.ir.core import Value
 from metile_mlx.ir.types import ScalarType, TileType
@@ -62,6 +62,12 @@ class CompareKind(Enum):
     GE = "ge"
 
 
+class CombineKind(Enum):
+    """How a reduction combines the elements of a tile."""
+
+    SUM = "sum"
+
+
 FLOAT_UNARY = frozenset(UnaryKind) - {UnaryKind.NEG, UnaryKind.NOT, UnaryKind.ABS}
 BITWISE = frozenset({BinaryKind.AND, BinaryKind.OR, BinaryKind.XOR})
 SHIFTS = frozenset({BinaryKind.SHL, BinaryKind.SHR})
@@ -113,3 +119,17 @@ def check_binary(kind: BinaryKind, lhs: DType, rhs: DType) -> None:
         )
     if kind is BinaryKind.POW and not lhs.is_float:
         raise CompileError(f"** takes floats, got {lhs}", hint="cast to f32 first, or multiply")
+
+
+def check_reduced(kind: CombineKind, src: Value) -> None:
+    """Raise CompileError unless `src` is a tile that reductions take: f32 only (SPEC R4)."""
+    if not isinstance(src.type, TileType):
+        raise CompileError(
+            f"[{kind.value}] got {src.type}, expected a tile",
+            hint="a uniform scalar has nothing to reduce",
+        )
+    if src.type.dtype != f32:
+        raise CompileError(
+            f"[{kind.value}] {src.name or 'the tile'} is {src.type.dtype}, expected f32",
+            hint="cast to f32 before summing: metile.cast(x, metile.f32)",
+        )

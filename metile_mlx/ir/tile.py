@@ -14,9 +14,11 @@ from metile_mlx.errors import CompileError
 from metile_mlx.ir.arith import (
     METAL_ONLY,
     BinaryKind,
+    CombineKind,
     CompareKind,
     UnaryKind,
     check_binary,
+    check_reduced,
     check_unary,
     element,
 )
@@ -406,6 +408,20 @@ class Convert(Op):
                 f"[convert_layout] the tile has {self.src.type.size} elements, "
                 f"{self.layout!r} owns {self.layout.size}"
             )
+
+
+@op("tile.reduce")
+class Reduce(Op):
+    """All elements of an f32 tile combined into one uniform scalar (SPEC R2)."""
+
+    kind: CombineKind
+    src: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        return (ScalarType(element(self.src)),)
+
+    def verify(self) -> None:
+        check_reduced(self.kind, self.src)
 
 
 @op("tile.automatic", Effect.WRITE)

@@ -165,7 +165,7 @@ def _strings(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _third_party(path: str, items: list[Import]) -> Iterator[str]:
-    """Only the gate tries optional packages; from rank 7 on files may name MLX's types in annotations."""
+    """Only the gate tries optional packages; from rank 7 on annotations may name MLX types."""
     if path == GATE:
         return
     for item in items:
