@@ -221,7 +221,7 @@ def test_timings_cover_every_pass_and_verifier() -> None:
     assert [t.step for t in timings if t.kind == "frontend"] == ["translate"]
     assert [t.step for t in timings if t.kind == "emit"] == ["emit_msl"]
     steps = [t.step for t in timings if t.kind == "pass"]
-    assert steps[:3] == ["infer_ownership", "plan_conversions", "scalarise"]
+    assert steps[:4] == ["infer_ownership", "plan_conversions", "plan_reductions", "scalarise"]
     verified = {t.step for t in timings if t.kind == "verifier"}
     assert verified == {"tile", "owned", "planned", "thread"}
     assert all(0 <= t.seconds < 10 for t in timings)
