@@ -49,6 +49,7 @@ def rmsnorm_register(
     RELAXED_PRECISION: metile.constexpr = False,
     LAYOUT: metile.constexpr = None,
     ROUND_NORMALISED: metile.constexpr = False,
+    WEIGHTED: metile.constexpr = True,
 ):
     """Normalise rows of N columns: inputs and output hold rows * N elements, weights N.
 
@@ -59,21 +60,79 @@ def rmsnorm_register(
         LAYOUT: who holds which column, a `metile.ThreadLayout` of BLOCK elements; four striped
             values per thread where it is None.
         ROUND_NORMALISED: round to the output's dtype before the weight too.
+        WEIGHTED: multiply by the weights; else they may be any array and are not read.
     """
     rows = metile.num_programs(0)
     source = metile.tensor(inputs, shape=(rows, N), access="read")
-    scale = metile.tensor(weights, shape=(N,), access="read")
     result = metile.tensor(output, shape=(rows, N), access="write")
     row = metile.program_id(0)
     columns = columns_of(N, BLOCK, LAYOUT)
     values = metile.cast(source.load((row, columns)), metile.f32)
     normalised = values * reciprocal_root(values, eps, N)
-    weight = scale.load(columns)
-    if ROUND_NORMALISED:
-        rounded = metile.cast(normalised, output.dtype)
-        result.store((row, columns), rounded * metile.cast(weight, output.dtype))
+    if WEIGHTED:
+        weight = metile.tensor(weights, shape=(N,), access="read").load(columns)
+        if ROUND_NORMALISED:
+            rounded = metile.cast(normalised, output.dtype)
+            scaled = rounded * metile.cast(weight, output.dtype)
+        else:
+            scaled = normalised * metile.cast(weight, metile.f32)
+        result.store((row, columns), scaled)
     else:
-        result.store((row, columns), normalised * metile.cast(weight, metile.f32))
+        result.store((row, columns), normalised)
+
+
+@metile.kernel(relaxed="RELAXED_PRECISION")
+def rmsnorm_register_gradients(
+    inputs,
+    weights,
+    cotangents,
+    input_gradient,
+    weight_gradients,
+    eps: float,
+    N: metile.constexpr,
+    BLOCK: metile.constexpr,
+    ROWS: metile.constexpr = 1,
+    RELAXED_PRECISION: metile.constexpr = False,
+    LAYOUT: metile.constexpr = None,
+    WEIGHTED: metile.constexpr = True,
+):
+    """Gradients of `rmsnorm_register` for the cotangents of its output: ROWS rows per program.
+
+    With r = 1 / sqrt(mean(x^2) + eps), n = x * r and g = cotangent * w:
+    input_gradient = r * (g - n * mean(g * n)), and each program's part of the weight gradient is
+    the sum of cotangent * n over its rows. All in f32, one rounding at the store.
+
+    Args:
+        inputs, cotangents, input_gradient: programs * ROWS * N elements.
+        weights: N elements.
+        weight_gradients: programs * N elements, f32; their sum over programs is the gradient.
+        WEIGHTED: without it weights and weight_gradients are neither read nor written.
+        eps, N, BLOCK, RELAXED_PRECISION, LAYOUT: as of `rmsnorm_register`.
+    """
+    program = metile.program_id(0)
+    shape = (metile.num_programs(0), ROWS, N)
+    source = metile.tensor(inputs, shape=shape, access="read")
+    given = metile.tensor(cotangents, shape=shape, access="read")
+    result = metile.tensor(input_gradient, shape=shape, access="write")
+    columns = columns_of(N, BLOCK, LAYOUT)
+    if WEIGHTED:
+        weight = metile.cast(
+            metile.tensor(weights, shape=(N,), access="read").load(columns), metile.f32
+        )
+    total = 0.0
+    for row in range(ROWS):
+        values = metile.cast(source.load((program, row, columns)), metile.f32)
+        cotangent = metile.cast(given.load((program, row, columns)), metile.f32)
+        root = reciprocal_root(values, eps, N)
+        normalised = values * root
+        if WEIGHTED:
+            total = total + cotangent * normalised
+            cotangent = cotangent * weight
+        along = metile.sum(cotangent * normalised) * (1 / N)
+        result.store((program, row, columns), root * (cotangent - normalised * along))
+    if WEIGHTED:
+        parts = metile.tensor(weight_gradients, shape=(metile.num_programs(0), N), access="write")
+        parts.store((program, columns), total)
 
 
 def _selftest(dtype, width, backend):

@@ -24,7 +24,6 @@ from metile_mlx.ir.tile import (
     Reshape,
     Store,
     Tensor,
-    join,
 )
 from metile_mlx.ir.types import PointerType, TileType
 from metile_mlx.layout.thread_layout import ThreadLayout

@@ -8,11 +8,13 @@ bits, so moving one never changes a NaN; each operation on it is computed in flo
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from metile_mlx.context import Context
-from metile_mlx.dtypes import i32
-from metile_mlx.emit.cpp_indices import Offsets, is_small, leading, permuted
-from metile_mlx.emit.cpp_values import GROUPS, HELPERS, VALUES, CppValues, scalar, write_print
-from metile_mlx.emit.cstyle import STATEMENTS, Expression, Statement, is_output
+from metile_mlx.dtypes import i32, u64
+from metile_mlx.emit.cpp_indices import Offsets, Relation, is_small, leading, permuted
+from metile_mlx.emit.cpp_values import GROUPS, HELPERS, VALUES, CppValues, write_print
+from metile_mlx.emit.cstyle import STATEMENTS, Expression, Statement
 from metile_mlx.emit.naming import unique_name
 from metile_mlx.emit.phases import Phase, Plan, Segment
 from metile_mlx.emit.source import KernelSource
@@ -23,35 +25,23 @@ from metile_mlx.ir.metal import (
     Barrier,
     Binary,
     If,
+    Load,
     NumPrograms,
     Print,
     ProgramId,
     Shuffle,
     SimdReduce,
+    Store,
     ThreadIndex,
 )
-from metile_mlx.ir.types import PointerType, ScalarType
 from metile_mlx.target import SIMD_WIDTH
 
 _TAKEN = (
-    *(
-        "buffers",
-        "scalars",
-        "grid",
-        "begin",
-        "end",
-        "thread",
-        "lane",
-        "group",
-        "high",
-        "low",
-        "holds",
-    ),
-    *("program", "program_x", "program_y", "program_z", "METILE_UNROLL", "metile_simd_sum"),
-    "METILE_UNROLL_SMALL",
-    "metile_run",
-    *("metile_entry", "metile_scalar", "metile_sigmoid", "metile_f32_bits", "metile_bits_f32"),
-    *("metile_f16_to_f32", "metile_f32_to_f16", "metile_bf16_to_f32", "metile_f32_to_bf16"),
+    *("buffers", "scalars", "grid", "begin", "end", "thread", "lane", "group", "high", "low"),
+    *("holds", "program", "program_x", "program_y", "program_z", "metile_run", "metile_entry"),
+    *("METILE_UNROLL", "METILE_UNROLL_SMALL", "metile_simd_sum", "metile_scalar"),
+    *("metile_sigmoid", "metile_f32_bits", "metile_bits_f32", "metile_f16_to_f32"),
+    *("metile_f32_to_f16", "metile_bf16_to_f32", "metile_f32_to_bf16"),
 )
 # Measured on exchanges of 64 to 1024 threads, g++ 12 and clang++ 14: 32 is never far from the best
 # of 8, 16, 32 and 64, which differ by up to 3 times; 64 threads unroll as a whole.
@@ -63,6 +53,14 @@ _SIGNATURE = (
     'extern "C" void metile_entry(void* const* buffers, const metile_scalar* scalars,\n'
     f"                             {_RANGE}) {{"
 )
+
+
+@dataclass(frozen=True)
+class Held:
+    """What is known to hold in a loop."""
+
+    masks: tuple[Value, ...]
+    related: tuple[Relation, ...]
 
 
 class _Cpp(CppValues):
@@ -78,6 +76,8 @@ class _Cpp(CppValues):
         self._placed: dict[Value, str] = {}
         self._arrays: dict[Value, str] = {}
         self.offsets = Offsets(func, self.plan.tables)
+        # What was seen to hold, like the masks of `holding`.
+        self.related: tuple[Relation | None, ...] = ()
 
     # Structure
 
@@ -86,7 +86,7 @@ class _Cpp(CppValues):
 
         Compilers believe __restrict of parameters only.
         """
-        taken, given = self._parameters()
+        taken, given = self.parameters()
         self._declare_arrays()
         axes = {item.axis for item in walk(self.func.body) if isinstance(item, ProgramId)}
         ids = "xyz"[: max(axes) + 1] if axes else ""
@@ -112,24 +112,6 @@ class _Cpp(CppValues):
         """What the function needs beside metile_cpu.h."""
         return "\n".join(HELPERS[name] for name in sorted(self.helpers))
 
-    def _parameters(self) -> tuple[list[str], list[str]]:
-        """What the function that does the work takes, and what it is given."""
-        taken, given = [], []
-        buffers = scalars = 0
-        for param in self.func.params:
-            assert isinstance(param.type, PointerType | ScalarType)
-            name, dtype = self.name(param), param.type.dtype
-            if isinstance(param.type, ScalarType):
-                taken.append(f"const {self.type(dtype)} {name}")
-                given.append(scalar(dtype, scalars))
-                scalars += 1
-            else:
-                pointer = f"{'' if is_output(param) else 'const '}{self.stored(dtype)}*"
-                taken.append(f"{pointer} __restrict {name}")
-                given.append(f"static_cast<{pointer}>(buffers[{buffers}])")
-                buffers += 1
-        return taken, given
-
     def _declare_arrays(self) -> None:
         for item in self.allocations():
             kind = self.stored(item.dtype)
@@ -144,23 +126,16 @@ class _Cpp(CppValues):
 
     def _advance(self, ids: str) -> None:
         """The next program's ids, x fastest."""
-        if not ids:
-            return
-        if ids == "x":
-            self.line("if (++program_x == grid[0]) program_x = 0;")
-            return
-        self.line("if (++program_x == grid[0]) {")
-        self.depth += 1
-        self.line("program_x = 0;")
-        if ids == "xy":
-            self.line("if (++program_y == grid[1]) program_y = 0;")
-        else:
-            self.line("if (++program_y == grid[1]) {")
-            self.line("  program_y = 0;")
-            self.line("  ++program_z;")
-            self.line("}")
-        self.depth -= 1
-        self.line("}")
+        for axis, name in enumerate(ids):
+            if axis == 2:
+                self.line("++program_z;")
+            elif axis == len(ids) - 1:
+                self.line(f"if (++program_{name} == grid[{axis}]) program_{name} = 0;")
+            else:
+                self._open(f"if (++program_{name} == grid[{axis}]) {{")
+                self.line(f"program_{name} = 0;")
+        for _ in ids[1:]:
+            self._close()
 
     # Loops
 
@@ -187,67 +162,98 @@ class _Cpp(CppValues):
 
     def _write_segment(self, segment: Segment, grouped: bool) -> None:
         """The loop; twice where masks hold in the first threads, those without them first."""
+        if segment.span is not None:
+            self._write_span(segment, segment.span)
+            return
         step = SIMD_WIDTH if grouped else self._step(segment)
-        masks = segment.masks if grouped or step == self.func.threads else ()
+        simple = grouped or step == self.func.threads
+        masks = segment.masks if simple else ()
         uniform = tuple(mask for mask in masks if is_uniform(mask))
         varying = () if segment.permuted else tuple(m for m in masks if not is_uniform(m))
-        if varying and leading(self.plan.tables, varying) != 0:
-            self._write_halves(segment, grouped, uniform, varying)
-        elif not uniform:
+        if leading(self.plan.tables, varying) == 0:
+            varying = ()
+        related = self.offsets.assumed(segment.ops) if simple and not segment.permuted else ()
+        tests = [self.operand(mask) for mask in uniform]
+        for each in related:
+            first, base = self.operand(each.first), self.operand(each.base)
+            tests.append(f"({base} == {first} + {each.behind})")
+        held = Held(uniform + varying, related)
+        if varying:
+            self._write_halves(segment, grouped, tests, varying, held)
+        elif not tests:
             self._write_loop(segment, step, grouped)
         else:
-            self._open(f"if ({' & '.join(map(self.operand, uniform))}) {{")
-            self._write_holding(segment, grouped, uniform)
+            self._open(f"if ({' & '.join(tests)}) {{")
+            self._write_holding(segment, grouped, held)
             # Without the one mask of all stores there is nothing to do; without another there is.
-            if uniform != (segment.idle_without,):
+            if related or uniform != (segment.idle_without,):
                 self._otherwise()
                 self._write_loop(segment, step, grouped)
             self._close()
 
-    def _write_holding(
-        self, segment: Segment, grouped: bool, masks: tuple[Value, ...], end: str = ""
-    ) -> None:
-        self.holding = frozenset(masks)
+    def _write_span(self, segment: Segment, span: int) -> None:
+        """The accesses of the first threads; what the others would have loaded is the fill."""
+        accesses = [item for item in segment.ops if isinstance(item, Load | Store)]
+        self.holding = frozenset(item.mask for item in accesses if item.mask is not None)
+        self._segment = segment
+        if span:
+            self._open(f"for (uint32_t thread = 0; thread < {span}; ++thread) {{")
+            self._write_ops(segment, "thread")
+            self._close()
+        self._segment, self.holding = None, frozenset()
+        fills = [
+            f"{self._arrays[item.result]}[thread] = {self.operand(item.fill)};"
+            for item in accesses
+            if isinstance(item, Load) and item.fill is not None
+        ]
+        if fills:
+            self._open(f"for (uint32_t thread = {span}; thread < {self.func.threads}; ++thread) {{")
+            for fill in fills:
+                self.line(fill)
+            self._close()
+
+    def _write_holding(self, segment: Segment, grouped: bool, held: Held, end: str = "") -> None:
+        self.holding, self.related = frozenset(held.masks), held.related
         step = SIMD_WIDTH if grouped else self._step(segment)
         self._write_loop(segment, step, grouped, end=end)
-        self.holding = frozenset()
+        self.holding, self.related = frozenset(), ()
 
     def _write_halves(
         self,
         segment: Segment,
         grouped: bool,
-        uniform: tuple[Value, ...],
+        tests: list[str],
         varying: tuple[Value, ...],
+        held: Held,
     ) -> None:
         """A loop up to the first thread where a mask doesn't hold, and one from there on."""
         threads = SIMD_WIDTH if grouped else self.func.threads
         known = leading(self.plan.tables, varying)
-        whole = f"{known}u" if known is not None else self._count(uniform, varying, grouped)
+        whole = f"{known}u" if known is not None else self._count(tests, varying, grouped)
         if grouped:
             test = f"{whole} == 32u" if known is None else f"group + 32u <= {whole}"
-            if known is not None and uniform:
-                test = f"({test}) & {' & '.join(map(self.operand, uniform))}"
+            if known is not None and tests:
+                test = f"({test}) & {' & '.join(tests)}"
             self._open(f"if ({test}) {{")
-            self._write_holding(segment, grouped, uniform + varying)
+            self._write_holding(segment, grouped, held)
             self._otherwise()
             self._write_loop(segment, threads, grouped)
             self._close()
             return
-        if known is not None and uniform:
+        if known is not None and tests:
             name = self.fresh("whole")
-            start = f"{' & '.join(map(self.operand, uniform))} ? {whole} : 0u"
-            self.line(f"const uint32_t {name} = {start};")
+            self.line(f"const uint32_t {name} = ({' & '.join(tests)}) ? {whole} : 0u;")
             whole = name
-        self._write_holding(segment, grouped, uniform + varying, whole)
-        if known != threads or uniform:
+        self._write_holding(segment, grouped, held, whole)
+        if known != threads or tests:
             self._write_loop(segment, threads, grouped, begin=whole)
 
-    def _count(self, uniform: tuple[Value, ...], varying: tuple[Value, ...], grouped: bool) -> str:
+    def _count(self, tests: list[str], varying: tuple[Value, ...], grouped: bool) -> str:
         """The name of a variable: in how many of the first threads, or lanes, every mask holds."""
         threads, index = (SIMD_WIDTH, "lane") if grouped else (self.func.threads, "thread")
         name = self.fresh("whole")
-        start = f"{' & '.join(map(self.operand, uniform))} ? {threads}u : 0u"
-        self.line(f"uint32_t {name} = {start if uniform else f'{threads}u'};")
+        start = f"({' & '.join(tests)}) ? {threads}u : 0u" if tests else f"{threads}u"
+        self.line(f"uint32_t {name} = {start};")
         self._open(f"for (uint32_t {index} = 0; {index} < {threads}; ++{index}) {{")
         if grouped:
             self.line("const uint32_t thread = group + lane;")
@@ -343,13 +349,24 @@ class _Cpp(CppValues):
     def write(self, item: Op) -> None:
         if isinstance(item, ThreadIndex) or self._is_masked_index(item):
             self._folded[item.result] = "thread"
-        elif isinstance(item, Binary) and self.offsets.is_offset(item):
-            base, behind = self.offsets.base(item.lhs)
-            text = f"int64_t({self.type(i32)}({self.operand(base)}))"
-            moved = self.operand(item.rhs)
-            self._folded[item.result] = f"{text} + {f'{behind} + ' * (behind > 0)}{moved}"
+        elif self.offsets.is_offset(item) and (text := self._offset(item)):
+            self._folded[item.result] = text
         else:
+            for value in item.results:
+                self._folded.pop(value, None)
             super().write(item)
+
+    def _offset(self, item: Binary) -> str:
+        """The text of a sum where it is used; empty: it has a name."""
+        made = self.offsets.relation(item)
+        wide = element(item.result) == u64
+        if wide and made not in self.related:
+            return ""
+        base = self.operand(item.lhs if made is None else made.first)
+        parts = [base if wide else f"int64_t({self.type(i32)}({base}))"]
+        if made is not None:
+            parts.append(f"{made.behind}")
+        return " + ".join([*parts, self.operand(item.rhs)])
 
     def group_value(self, value: Value) -> str:
         """What this simdgroup has combined."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 
 from metile_mlx.analysis.consecutive import Sums, Terms
-from metile_mlx.dtypes import u32
+from metile_mlx.analysis.ranges import Ranges
+from metile_mlx.dtypes import u64
 from metile_mlx.emit.phases import Segment
 from metile_mlx.emit.thread_tables import ThreadTables, is_uniform
 from metile_mlx.ir.arith import BinaryKind, element
@@ -26,48 +29,78 @@ def leading(tables: ThreadTables, masks: Sequence[Value]) -> int | None:
     return len(everywhere) if everywhere.all() else int(np.argmin(everywhere))
 
 
-class Offsets:
-    """Offsets of 32 bits, written as sums of 64 that compilers can follow.
+@dataclass(frozen=True)
+class Relation:
+    """`base` is `first` + `behind`, which has to be seen when the kernel runs."""
 
-    `passes/addresses.py` makes an offset of what all threads share and what the thread adds. As a
-    sum of 32 bits it may wrap for all a compiler knows, and then no loop over it is vectorised; nor
-    where each register slot has a base of its own, so that two stores may meet. In bounds an offset
-    is below 2**31: so it is a signed base, a distance from the first such base, and the rest,
-    exactly.
+    base: Value
+    first: Value
+    behind: int
+
+
+class Offsets:
+    """Offsets of an array, written so that compilers can follow loops over them.
+
+    `passes/addresses.py` makes an offset of a base, which all threads share, and what the thread
+    adds. A sum of 32 bits may wrap for all a compiler knows, and then no loop over it is
+    vectorised; nor where each register slot has a base of its own, so that two stores may meet.
+    So the slots of an access are written as distances from the first base.
+
+    With 32 bits, an offset in bounds is below 2**31: it is a signed base, the distance and the
+    rest, exactly. With 64 bits the base may come from indices that have wrapped: the relation is
+    compared before the loop.
     """
 
     def __init__(self, func: Func, tables: ThreadTables) -> None:
         self._tables = tables
         self._top = {value for item in func.body.ops for value in item.results}
-        self._sums = Sums(definitions(func))
+        defined = definitions(func)
+        self._sums = Sums(defined)
+        self._exact = Sums(defined, Ranges(func.threads))
         self._first: dict[Terms, Value] = {}
         places: set[Value] = set()
         others: set[Value] = set()
+        self._slots: set[Value] = set()
         for item in walk(func.body):
             here = _places(item)
             places.update(here)
             others.update(value for value in item.operands() if value not in here)
+            if here and getattr(item, "access", None) is not None:
+                self._slots.update(here)
         # Used for nothing but to say where an array is accessed.
         self._only_places = places - others
 
-    def is_offset(self, item: Binary) -> bool:
+    def is_offset(self, item: Op) -> TypeGuard[Binary]:
         """Whether it is base + what the thread adds."""
         return (
-            element(item.result) == u32
+            isinstance(item, Binary)
             and item.kind is BinaryKind.ADD
             and item.result in self._only_places
             and is_uniform(item.lhs)
             and self._tables.table(item.rhs) is not None
         )
 
-    def base(self, value: Value) -> tuple[Value, int]:
-        """A base that was asked for before, or `value` itself, and how far `value` lies behind."""
-        if value not in self._top:
-            return value, 0
-        first = self._first.setdefault(self._sums.of(value).terms, value)
-        (behind,) = self._sums.distances(first, [value])
+    def relation(self, item: Binary) -> Relation | None:
+        """How the base of a slot lies to that of another one that was asked for before."""
+        base = item.lhs
+        if item.result not in self._slots or base not in self._top:
+            return None
+        first = self._first.setdefault(self._sums.of(base).terms, base)
+        (behind,) = self._sums.distances(first, [base])
         # Neither distance nor what a thread adds makes the sum reach 2**32.
-        return (first, behind) if behind is not None and 0 <= behind < 1 << 30 else (value, 0)
+        if first is base or behind is None or not 0 <= behind < 1 << 30:
+            return None
+        return Relation(base, first, behind)
+
+    def assumed(self, ops: Sequence[Op]) -> tuple[Relation, ...]:
+        """Relations of the offsets of 64 bits that no compiler would see."""
+        found: dict[Value, Relation] = {}
+        for item in ops:
+            if self.is_offset(item) and element(item.result) == u64:
+                made = self.relation(item)
+                if made and self._exact.distances(made.first, [made.base]) == [None]:
+                    found[made.base] = made
+        return tuple(found.values())
 
 
 def _places(item: Op) -> tuple[Value, ...]:

@@ -6,11 +6,12 @@ from types import MappingProxyType
 
 from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32, u8, u16, u32
 from metile_mlx.emit.arithmetic import ARITHMETIC, unary
-from metile_mlx.emit.cstyle import MEMORY, CStyle, Expression, Statement
+from metile_mlx.emit.cstyle import MEMORY, CStyle, Expression, Statement, is_output
 from metile_mlx.emit.literals import CPP, Spelling, quoted
 from metile_mlx.ir.arith import BinaryKind, UnaryKind, element
 from metile_mlx.ir.core import Op
 from metile_mlx.ir.metal import Extract, LoadGroup, Print, StoreGroup, Unary
+from metile_mlx.ir.types import PointerType, ScalarType
 
 _FUNCTIONS = {
     "rsqrt": "1.0f / std::sqrt({})",
@@ -60,6 +61,15 @@ HELPERS = {
 _HALVES = frozenset({f16, bf16})
 
 
+def scalar(dtype: DType, number: int) -> str:
+    """One of the scalars of a call."""
+    fields = {bool_: "b != 0", i32: "i", u32: "u", f32: "f"}
+    field = fields.get(dtype)
+    if field is not None:
+        return f"scalars[{number}].{field}"
+    return f"{CPP.types[dtype]}(scalars[{number}].{'u' if dtype in _HALVES else 'raw'})"
+
+
 class CppValues(CStyle):
     """Expressions of C++; the structure around them is `cpp`'s."""
 
@@ -67,6 +77,24 @@ class CppValues(CStyle):
     logical = MappingProxyType({BinaryKind.AND: "&", BinaryKind.OR: "|", BinaryKind.XOR: "!="})
     signed_wraps = True
     native = frozenset({f32})
+
+    def parameters(self) -> tuple[list[str], list[str]]:
+        """What the function that does the work takes, and what it is given."""
+        taken, given = [], []
+        buffers = scalars = 0
+        for param in self.func.params:
+            assert isinstance(param.type, PointerType | ScalarType)
+            name, dtype = self.name(param), param.type.dtype
+            if isinstance(param.type, ScalarType):
+                taken.append(f"const {self.type(dtype)} {name}")
+                given.append(scalar(dtype, scalars))
+                scalars += 1
+            else:
+                pointer = f"{'' if is_output(param) else 'const '}{self.stored(dtype)}*"
+                taken.append(f"{pointer} __restrict {name}")
+                given.append(f"static_cast<{pointer}>(buffers[{buffers}])")
+                buffers += 1
+        return taken, given
 
     def stored(self, dtype: DType) -> str:
         """The type of an element in memory."""
@@ -98,15 +126,6 @@ class CppValues(CStyle):
         if dtype == f32:
             return f"metile_bits_f32({text if source == u32 else f'uint32_t({text})'})"
         return text if self.type(source) == self.type(dtype) else f"{self.type(dtype)}({text})"
-
-
-def scalar(dtype: DType, number: int) -> str:
-    """One of the scalars of a call."""
-    fields = {bool_: "b != 0", i32: "i", u32: "u", f32: "f"}
-    field = fields.get(dtype)
-    if field is not None:
-        return f"scalars[{number}].{field}"
-    return f"{CPP.types[dtype]}(scalars[{number}].{'u' if dtype in _HALVES else 'raw'})"
 
 
 def _unary(e: CppValues, item: Unary) -> str:

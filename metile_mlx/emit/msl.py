@@ -3,8 +3,8 @@ F24).
 
 MLX writes the signature. Inputs are `const device T*`, or `const constant T*` below 8 elements, so
 an input is only ever indexed by its own name, never aliased by a pointer of either address space
-(F08). A runtime scalar is an input of shape (1,), read once. Outputs are `device T*`. Attributes
-are taken by name.
+(F08); helpers that take an address exist for both. A runtime scalar is an input of shape (1,), read
+once. Outputs are `device T*`. Attributes are taken by name.
 
 Math. In `safe` mode the text itself asks for the `precise` variants, because not every MLX passes
 the math mode on to Metal; in the other modes it leaves the choice to the compiler, and NaN is not

@@ -12,6 +12,8 @@ A value used in another segment than its own is kept in an array, over the lanes
 within one phase with shuffles, else over all threads. Integer work on the thread index is computed
 again instead.
 
+A masked access that only the first threads make gets a loop over those (`ragged`).
+
 Where a segment reads memory at a permutation of the thread index, its loop is unrolled, so that
 slots are constants and compilers see fixed moves instead of gathers. Such a segment does little
 else: more work is split off into a segment after it, whose loop vectorises.
@@ -22,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from metile_mlx.emit import ragged
 from metile_mlx.emit.thread_tables import ThreadTables, is_cheap, is_uniform
 from metile_mlx.ir.core import Effect, Func, Op, Value, definitions, walk
 from metile_mlx.ir.metal import (
@@ -58,6 +61,7 @@ class Segment:
         kept: values to be put into arrays.
         masks: of its loads and stores: uniform, or computed again from the thread index.
         idle_without: a uniform mask without which the loop does nothing.
+        span: the first threads, the only ones in which the masks of its accesses hold.
     """
 
     assigned: list[Op] = field(default_factory=list)
@@ -66,6 +70,7 @@ class Segment:
     kept: set[Value] = field(default_factory=set)
     masks: tuple[Value, ...] = ()
     idle_without: Value | None = None
+    span: int | None = None
 
 
 @dataclass
@@ -99,6 +104,7 @@ class Plan:
         self.phases: list[Phase] = []
         self._home: dict[Value, tuple[Phase, Segment]] = {}
         self._cut(rest)
+        self.phases = [part for phase in self.phases for part in self._without_ragged(phase)]
         self._split()
         self._over_threads: set[Value] = set()
         self._over_lanes: set[Value] = set()
@@ -149,6 +155,38 @@ class Plan:
 
     def _is_recomputed(self, item: Op) -> bool:
         return is_cheap(item) and item.result not in self._moved
+
+    def _without_ragged(self, phase: Phase) -> list[Phase]:
+        """The phase without its ragged accesses, between the loops that make them."""
+        if phase.once:
+            return [phase]
+        ops = [item for segment in phase.segments for item in segment.assigned]
+        last = ragged.last_stores(ops, lambda item: self._span(item) is not None)
+        before: dict[int, list[Op]] = {}
+        after: list[Segment] = []
+        for item in ops:
+            span = self._span(item)
+            if span is None:
+                continue
+            if isinstance(item, Load):
+                before.setdefault(span, []).append(item)
+            elif item in last:
+                if not after or after[-1].span != span:
+                    after.append(Segment(span=span))
+                after[-1].assigned.append(item)
+        loads = [Segment(items, span=span) for span, items in before.items()]
+        moved = {item for segment in (*loads, *after) for item in segment.assigned}
+        for segment in phase.segments:
+            segment.assigned = [item for item in segment.assigned if item not in moved]
+        return [Phase(loads), phase, Phase(after)]
+
+    def _span(self, item: Op) -> int | None:
+        """The first threads, if they alone make this access and nothing in a loop decides where."""
+        if not isinstance(item, Load | Store) or not self._is_known(item.index):
+            return None
+        if isinstance(item, Load) and (item.fill is None or not is_uniform(item.fill)):
+            return None
+        return ragged.span(item.mask, self.tables)
 
     def _split(self) -> None:
         for phase in self.phases:
@@ -204,7 +242,7 @@ class Plan:
                     if phase.once or _has_effect(item) or segment.kept.intersection(item.results):
                         self._need(item, phase, segment, needed)
                 segment.ops = sorted(needed, key=self._order.__getitem__)
-                if not phase.once:
+                if not phase.once and segment.span is None:
                     self._mask(segment)
         for phase in self.phases:
             phase.segments = [segment for segment in phase.segments if segment.ops]

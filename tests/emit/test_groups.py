@@ -116,9 +116,10 @@ def kernels() -> dict[str, KernelSource]:
             func = row_func(adjacent(32 * 4), dtype, thirds=thirds)
             name = f"{dtype}_{'thirds' if thirds else 'all'}"
             made[f"msl_{name}"], made[f"cpp_{name}"] = msl(func), cpp(func)
-            wide = cpp(func, index_bits=64)
-            made[f"wide_{name}"] = wide
-            made[f"striped_{name}"] = cpp(row_func(striped(32 * 4), dtype, thirds=thirds))
+            made[f"wide_{name}"] = cpp(func, index_bits=64)
+            func = row_func(striped(32 * 4), dtype, thirds=thirds)
+            made[f"striped_{name}"] = cpp(func)
+            made[f"wide_striped_{name}"] = cpp(func, index_bits=64)
         for kind in (None, BinaryKind.ADD, BinaryKind.MAXIMUM, BinaryKind.MINIMUM):
             name = f"{dtype}_copy_{kind.value if kind else 'same'}"
             made[f"msl_{name}"], made[f"cpp_{name}"] = (
@@ -146,7 +147,7 @@ def sentinel(n: int, dtype: DType) -> Array:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", ["msl", "cpp", "wide", "striped"])
+@pytest.mark.parametrize("kind", ["msl", "cpp", "wide", "striped", "wide_striped"])
 def test_f52_every_end_and_origin_of_a_row(library: Library, kind: str, dtype: DType) -> None:
     """n = 1..70, origins 0 to 3 and below 0, all elements and those with i % 3 != 0: exactly these
     change; what lies beside them, and behind the input, stays or is never read."""
@@ -222,11 +223,12 @@ def test_v2_an_index_that_wraps_takes_the_scalar_path(library: Library) -> None:
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", [adjacent, striped], ids=["adjacent", "striped"])
+@pytest.mark.parametrize("bits", [32, 64])
 def test_cpu_loops_over_registers_are_vectorised(
-    compiler: str, dtype: DType, layout: object
+    compiler: str, dtype: DType, layout: object, bits: int
 ) -> None:
     """The loop over whole threads, whose origin is known when the kernel runs, in either order."""
-    source = cpp(row_func(layout(1024), dtype))  # type: ignore[operator]
+    source = cpp(row_func(layout(1024), dtype), index_bits=bits)  # type: ignore[operator]
     text = text_of({"k": source})
     line = next(
         number
