@@ -1,4 +1,4 @@
-"""A batched 8x8 transpose by ownership: the kernel of the project's source document, run and checked.
+"""A batched 8x8 transpose by ownership: the kernel of the source document, run and checked.
 
     python examples/transpose8.py            # or: make demo
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from metile_mlx import emulator, testing
 from metile_mlx.context import Schedule
 from metile_mlx.dispatch import Dispatch, Empty, empty
 from metile_mlx.errors import (
@@ -50,6 +51,7 @@ from metile_mlx.frontend.language import (
     constexpr,
     convert_layout,
     cos,
+    device_print,
     dot,
     erf,
     exp,
@@ -147,8 +149,10 @@ __all__ = [
     "constexpr",
     "convert_layout",
     "cos",
+    "device_print",
     "dot",
     "empty",
+    "emulator",
     "erf",
     "exp",
     "exp2",
@@ -191,6 +195,7 @@ __all__ = [
     "sum",
     "tanh",
     "tensor",
+    "testing",
     "thread_id",
     "tile_load",
     "tile_range",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from metile_mlx.errors import MetileError
 
-BACKENDS = ("metal", "cuda", "cpu", "reference")
+BACKENDS = ("metal", "cuda", "cpu", "emulator", "reference")
 
 
 def backend() -> str | None:

@@ -184,6 +184,10 @@ class Dispatch:
         """The arrays that are read, of all runtime arguments."""
         return [arguments[i] for i in self._input_positions]
 
+    def reference_request(self) -> Request:
+        """The prepared launch as the reference backend takes it, whatever backend this is for."""
+        return self._request(self._values, None)
+
     def prepare(self, scalars: tuple[Scalar, ...]) -> None:
         """Check the arguments and compile, as the first call would.
 
@@ -218,7 +222,9 @@ class Dispatch:
     @cached_property
     def msl(self) -> str:
         """The Metal text of this dispatch as MLX records it, on any machine (SPEC K7, X2)."""
-        return recorded(self._request(self._values, METAL)).text
+        own = self._backend.target
+        is_msl = own is not None and own.language == "msl"
+        return recorded(self._request(self._values, own if is_msl else METAL)).text
 
     def _bind(self, scalars: tuple[Scalar, ...], key: tuple[object, ...]) -> Launch:
         self._check_scalars(scalars)

@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from metile_mlx import config
+from metile_mlx.backends import BACKENDS
 from metile_mlx.errors import MetileError
 from metile_mlx.runtime import cache, cpu_module, toolchain
 from metile_mlx.runtime.backend import Backend, wanted
-from metile_mlx.runtime.backends import BACKENDS
 from metile_mlx.runtime.optional import MLX_MISSING, NANOBIND_MISSING, mx, nanobind
 from metile_mlx.target import BY_NAME, MAX_TILE, SIMD_WIDTH
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any, overload
 
+from metile_mlx.backends import BACKENDS
 from metile_mlx.context import Schedule
 from metile_mlx.dispatch import ArrayArgument, Dispatch, Empty, Options, ScalarArgument, own_dtype
 from metile_mlx.dtypes import bool_, f32, i32
@@ -18,7 +19,6 @@ from metile_mlx.frontend.usage import array_params
 from metile_mlx.frontend.values import MISSING, ArraySpec, ScalarSpec
 from metile_mlx.runtime import export
 from metile_mlx.runtime.backend import Backend, Grid, Place, choose
-from metile_mlx.runtime.backends import BACKENDS
 from metile_mlx.runtime.optional import mx
 from metile_mlx.specialise import Spec, Specialisation, specialise
 
@@ -100,6 +100,13 @@ class Kernel:
             f"[{self.definition.name}] missing {what} {parameter.name!r}",
             hint=f"pass {parameter.name}=..." if parameter.is_constexpr else None,
         )
+
+    def read_arrays(
+        self, dispatch: Dispatch, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        """The arrays among the arguments of a call that the kernel reads, in order."""
+        values = self.bind(args, kwargs)
+        return dispatch.inputs([values[i] for i, _ in self._runtime])
 
     def _relaxed_by(self, name: str | None) -> int | None:
         if name is not None and name not in {p.name for _, p in self._constexprs}:
@@ -276,7 +283,8 @@ class Launcher:
             args: arrays, runtime scalars and constexprs, by position or by name. An output is
                 `metile.empty(shape, dtype)`, or an array used only for its shape and dtype.
             schedule: how to compile; the kernel's own by default.
-            backend: metal, cuda, cpu or reference; else METILE_BACKEND, else the device's own.
+            backend: metal, cuda, cpu, emulator or reference; else METILE_BACKEND, else the
+                device's own.
             target: as backend: what to compile for.
             stream: an MLX stream or device.
             math_mode: safe, relaxed or fast; handed to MLX's Metal compiler. Safe by default, or

@@ -23,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from metile_mlx import doctor
+from metile_mlx.backends import BACKENDS
 from metile_mlx.dtypes import MLX_NAMES
 from metile_mlx.errors import UnsupportedError
 from metile_mlx.report import Limit
 from metile_mlx.runtime.backend import choose
-from metile_mlx.runtime.backends import BACKENDS
 from metile_mlx.runtime.optional import MLX_MISSING, mx
 
 LIBRARY = "metile_kernels"

@@ -16,7 +16,7 @@ class Target:
     """Limits of one kind of device.
 
     Attributes:
-        name: `metal`, `cuda` or `cpu`.
+        name: `metal`, `cuda`, `cpu` or `emulator`.
         language: `msl` or `cpp`: what `emit` writes.
         max_threads: threads of a threadgroup.
         threadgroup_bytes: bytes of threadgroup memory a kernel may ask for.
@@ -35,4 +35,6 @@ class Target:
 METAL = Target("metal", "msl", max_buffers=MAX_BUFFERS)
 CUDA = Target("cuda", "msl")
 CPU = Target("cpu", "cpp", index_bits=64)
-BY_NAME = {target.name: target for target in (METAL, CUDA, CPU)}
+# Metal's text, which here may also print.
+EMULATOR = Target("emulator", "msl", max_buffers=MAX_BUFFERS)
+BY_NAME = {target.name: target for target in (METAL, CUDA, CPU, EMULATOR)}

@@ -11,14 +11,14 @@ import mlx.core as mx
 import pytest
 
 import metile_mlx as metile
-from metile_mlx import compiler, dtypes, target
+from metile_mlx import backends, compiler, dtypes, target
 from metile_mlx.emit import arithmetic, cpp, msl
 from metile_mlx.frontend import language, rules
 from metile_mlx.ir import metal, planned, tile
 from metile_mlx.ir.arith import BinaryKind, CompareKind, UnaryKind
 from metile_mlx.ir.core import Op
 from metile_mlx.passes import scalarise
-from metile_mlx.runtime import backends, cpu, reference, reference_ops
+from metile_mlx.runtime import cpu, reference, reference_ops
 from metile_mlx.verify import structure
 from tests.support import arithmetic as on_numpy
 from tests.support import simulate

@@ -34,7 +34,7 @@ def fakes(**reasons: str | None) -> dict[str, Backend]:
 
 
 ABSENT = "no such device"
-ONLY_REFERENCE = fakes(metal=ABSENT, cpu="no compiler", reference=None)
+ONLY_REFERENCE = fakes(metal=ABSENT, cpu="no compiler", emulator="no clang", reference=None)
 
 
 def test_every_backend_is_listed_with_its_reason() -> None:
@@ -43,6 +43,7 @@ def test_every_backend_is_listed_with_its_reason() -> None:
         ("metal", False, ABSENT),
         ("cuda", False, "the cuda backend is not supported yet"),
         ("cpu", False, "no compiler"),
+        ("emulator", False, "no clang"),
         ("reference", True, ""),
     ]
     text = doctor.render(found)
@@ -93,7 +94,8 @@ def test_unknown_backend_in_the_environment_is_a_finding(monkeypatch: pytest.Mon
     found = doctor.examine(ONLY_REFERENCE)
     assert not found.ok
     assert found.default.error == (
-        "METILE_BACKEND='vulkan' names no backend; expected one of metal, cuda, cpu, reference"
+        "METILE_BACKEND='vulkan' names no backend; expected one of metal, cuda, cpu, "
+        "emulator, reference"
     )
 
 
@@ -191,7 +193,7 @@ def test_every_variable_the_package_reads_is_known() -> None:
 
 def test_limits_are_those_of_the_targets() -> None:
     limits = doctor.examine(ONLY_REFERENCE).limits
-    assert set(limits) == {"metal", "cuda", "cpu"}
+    assert set(limits) == {"metal", "cuda", "cpu", "emulator"}
     assert limits["metal"] == {
         "threads per threadgroup": 1024,
         "bytes of threadgroup memory": 32768,
@@ -210,7 +212,7 @@ def test_json_holds_all_that_was_found() -> None:
     assert read["ok"] is True
     assert read["default"]["name"] == "reference"
     assert read["versions"].keys() == {"metile-mlx", "python", "mlx", "nanobind", "numpy"}
-    assert len(read["backends"]) == 4
+    assert len(read["backends"]) == 5
     assert read["machine"]["cores"] == os.cpu_count()
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from metile_mlx.context import Context
 from metile_mlx.dtypes import i32, u64
 from metile_mlx.emit.cpp_indices import Offsets, Relation, is_small, leading, permuted
-from metile_mlx.emit.cpp_values import GROUPS, HELPERS, VALUES, CppValues
+from metile_mlx.emit.cpp_values import GROUPS, HELPERS, VALUES, CppValues, write_print
 from metile_mlx.emit.cstyle import STATEMENTS, Expression, Statement
 from metile_mlx.emit.naming import unique_name
 from metile_mlx.emit.phases import Phase, Plan, Segment
@@ -27,6 +27,7 @@ from metile_mlx.ir.metal import (
     If,
     Load,
     NumPrograms,
+    Print,
     ProgramId,
     Shuffle,
     SimdReduce,
@@ -425,6 +426,7 @@ LINES: dict[type[Op], Statement] = {
     **STATEMENTS,
     **GROUPS,
     Barrier: _barrier,
+    Print: write_print,
 }
 
 

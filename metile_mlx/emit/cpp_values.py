@@ -7,10 +7,10 @@ from types import MappingProxyType
 from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32, u8, u16, u32
 from metile_mlx.emit.arithmetic import ARITHMETIC, unary
 from metile_mlx.emit.cstyle import MEMORY, CStyle, Expression, Statement, is_output
-from metile_mlx.emit.literals import CPP, Spelling
+from metile_mlx.emit.literals import CPP, Spelling, quoted
 from metile_mlx.ir.arith import BinaryKind, UnaryKind, element
 from metile_mlx.ir.core import Op
-from metile_mlx.ir.metal import Extract, LoadGroup, StoreGroup, Unary
+from metile_mlx.ir.metal import Extract, LoadGroup, Print, StoreGroup, Unary
 from metile_mlx.ir.types import PointerType, ScalarType
 
 _FUNCTIONS = {
@@ -52,6 +52,7 @@ static inline float metile_simd_sum(const float* lanes) {
 }
 """
 HELPERS = {
+    "print": "#include <cstdio>\n",
     "sigmoid": _SIGMOID,
     "simd_sum": _SUM,
     "unroll": _UNROLL,
@@ -134,6 +135,23 @@ def _unary(e: CppValues, item: Unary) -> str:
     if element(item.src) in _HALVES and item.kind is UnaryKind.ABS:
         return f"uint16_t({e.operand(item.src)} & 0x7fff)"
     return unary(e, item)
+
+
+def write_print(e: CppValues, item: Print) -> None:
+    """A line on standard error, in the words of the emulator's."""
+    e.helpers.add("print")
+    dtype, value = element(item.value), e.operand(item.value)
+    kind, shown = "%lld", f"(long long)({value})"
+    if dtype.is_float:
+        kind, shown = "%.9g", f"double({e.as_float(item.value)})"
+    elif dtype == bool_:
+        kind, shown = "%s", f'{value} ? "True" : "False"'
+    elif not dtype.is_signed:
+        kind, shown = "%llu", f"(unsigned long long)({value})"
+    form = f'"%s: program (%d, %d, %d), thread %u, register {item.register}: {kind}\\n"'
+    place = ", ".join(e.operand(value) for value in item.place)
+    text = f"std::fprintf(stderr, {form}, {quoted(item.label)}, {place}, {shown});"
+    e.line(text if item.mask is None else f"if ({e.operand(item.mask)}) {{ {text} }}")
 
 
 def _load_group(e: CppValues, item: LoadGroup) -> None:

@@ -25,6 +25,11 @@ from metile_mlx.dtypes import (
 )
 
 
+def quoted(text: str) -> str:
+    """A string literal of printable ASCII."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
 @dataclass(frozen=True)
 class Spelling:
     """How one language writes types and constants.

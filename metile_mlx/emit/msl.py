@@ -22,9 +22,10 @@ from metile_mlx.emit import msl_groups as groups
 from metile_mlx.emit.arithmetic import ARITHMETIC
 from metile_mlx.emit.cstyle import MEMORY, STATEMENTS, CStyle, Expression, Statement
 from metile_mlx.emit.literals import MSL as SPELLING
-from metile_mlx.emit.literals import Spelling
+from metile_mlx.emit.literals import Spelling, quoted
 from metile_mlx.emit.naming import unique_name
 from metile_mlx.emit.source import KernelSource
+from metile_mlx.errors import UnsupportedError
 from metile_mlx.ir.arith import BinaryKind
 from metile_mlx.ir.core import Func, Op, Value
 from metile_mlx.ir.metal import (
@@ -32,6 +33,7 @@ from metile_mlx.ir.metal import (
     Extract,
     LoadGroup,
     NumPrograms,
+    Print,
     ProgramId,
     Shuffle,
     SimdReduce,
@@ -162,6 +164,19 @@ def _barrier(e: _Msl, item: Barrier) -> None:
     e.line("threadgroup_barrier(mem_flags::mem_threadgroup);")
 
 
+def _print(e: _Msl, item: Print) -> None:
+    if e.ctx.target.name != "emulator":
+        raise UnsupportedError(
+            f"[device_print] a kernel compiled for {e.ctx.target.name} can't print",
+            item.loc,
+            "run it with backend='emulator' or backend='cpu', or remove the call",
+        )
+    place = ", ".join(e.operand(value) for value in item.place)
+    text = f"metile_device_print({quoted(item.label)}, {place}, {item.register}u, "
+    text += f"{e.operand(item.value)});"
+    e.line(text if item.mask is None else f"if ({e.operand(item.mask)}) {{ {text} }}")
+
+
 EXPRESSIONS: dict[type[Op], Expression] = {
     **ARITHMETIC,
     **MEMORY,
@@ -177,6 +192,7 @@ LINES: dict[type[Op], Statement] = {
     Barrier: _barrier,
     LoadGroup: groups.load_group,
     StoreGroup: groups.store_group,
+    Print: _print,
 }
 
 

@@ -213,6 +213,20 @@ class Store(Op):
             raise CompileError(f"metal.store of {element(self.value)} to {self.buffer.type.dtype}")
 
 
+@op("metal.print", Effect.WRITE)
+class Print(Op):
+    """A line with the value and who has it, where `mask` (None: always).
+
+    `place` is the program along x, y and z, then the thread.
+    """
+
+    value: Value
+    place: tuple[Value, ...]
+    register: int
+    label: str
+    mask: Value | None = None
+
+
 def _address(buffer: Value, index: Value) -> None:
     if not isinstance(buffer.type, PointerType) or element(index) not in (u32, u64):
         raise CompileError(f"metal memory op on {buffer.type} at an index of {element(index)}")

@@ -14,7 +14,7 @@ Rule = Callable[[Op, Builder], "Value | Sequence[Value] | None"]
 def rewrite(func: Func, rule: Rule) -> Func:
     """Offer each op, operands already rewritten, to `rule`, in program order.
 
-    The rule returns None to keep the op, or what replaces its results: a Value, or a sequence (empty
+    The rule returns None to keep the op, or what replaces its results: a Value or a sequence (empty
     to erase an op without results); whatever it builds is placed where the op stood. Returns the
     same Func when no op changed.
     """

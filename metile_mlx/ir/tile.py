@@ -7,7 +7,6 @@ that make communication explicit at Stage.PLANNED are in ir/planned.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from metile_mlx.dtypes import DType, bool_, i32
 from metile_mlx.errors import CompileError
@@ -21,38 +20,11 @@ from metile_mlx.ir.arith import (
     check_reduced,
     check_unary,
     element,
+    join,
 )
 from metile_mlx.ir.core import Block, Effect, Op, Value, op
 from metile_mlx.ir.types import PointerType, ScalarType, TensorType, TileType, Type
 from metile_mlx.layout.thread_layout import ThreadLayout
-
-
-def join(values: Iterable[Value], dtype: DType) -> Type:
-    """The type of an elementwise result: the shape and layout of the tiles among `values`.
-
-    A tile whose layout is undecided takes that of the others; whether decided owners agree is the
-    ownership pass's business (SPEC O3), so the first one is taken here.
-
-    Raises:
-        CompileError: two tiles of different shapes.
-    """
-    tiles = [(value, value.type) for value in values if isinstance(value.type, TileType)]
-    if not tiles:
-        uniform = all(value.type.uniform for value in values if isinstance(value.type, ScalarType))
-        return ScalarType(dtype, uniform)
-    first = tiles[0]
-    for other in tiles[1:]:
-        if other[1].shape != first[1].shape:
-            raise CompileError(
-                f"tiles of different shapes meet: {_named(*first)} and {_named(*other)}",
-                hint="tile sizes agree within a kernel; reshape or use one size",
-            )
-    layout = next((type_.layout for _, type_ in tiles if type_.layout is not None), None)
-    return TileType(dtype, first[1].shape, layout)
-
-
-def _named(value: Value, type_: TileType) -> str:
-    return f"{value.name or 'a value'} {type_.shape}"
 
 
 @op("tile.constant")
@@ -367,6 +339,23 @@ class Store(Op):
                 f"[store] a tile of {self.value.type.size} values goes to one address",
                 hint="index with a tile: metile.arange(...)",
             )
+
+
+@op("tile.print", Effect.WRITE)
+class Print(Op):
+    """Print a tile or scalar, one line per element, where `mask` (None: always)."""
+
+    value: Value
+    label: str
+    mask: Value | None = None
+
+    def verify(self) -> None:
+        masks = () if self.mask is None else (self.mask,)
+        if self.mask is not None and element(self.mask) != bool_:
+            raise CompileError(f"[device_print] mask is {element(self.mask)}, expected bool")
+        joined = join((self.value, *masks), element(self.value))
+        if isinstance(joined, TileType) != isinstance(self.value.type, TileType):
+            raise CompileError("[device_print] the mask is a tile and the value is a scalar")
 
 
 @op("tile.convert")

@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from metile_kernels.rmsnorm import rmsnorm_register, rmsnorm_register_gradients
+from metile_mlx.backends import BACKENDS
 from metile_mlx.dispatch import Dispatch, empty, own_dtype
 from metile_mlx.errors import LaunchError, UnsupportedError
 from metile_mlx.nn.layouts import gradient_rows, row_layout
 from metile_mlx.runtime import export
 from metile_mlx.runtime.backend import Place, choose
-from metile_mlx.runtime.backends import BACKENDS
 from metile_mlx.runtime.optional import mx
 from metile_mlx.target import MAX_TILE, SIMD_WIDTH
 

@@ -11,7 +11,7 @@ from metile_mlx.errors import VerificationError
 from metile_mlx.ir import metal, planned, tile
 from metile_mlx.ir.arith import BinaryKind, CompareKind, element
 from metile_mlx.ir.core import Block, Func, Op, Value
-from metile_mlx.ir.types import TileType
+from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.passes.addresses import View, bounds, offset
 from metile_mlx.passes.integers import floor_divide, modulo
 from metile_mlx.passes.lane_builder import LaneBuilder
@@ -180,6 +180,19 @@ def _store(low: Lowering, item: tile.Store) -> Lowered:
     return ()
 
 
+def _print(low: Lowering, item: tile.Print) -> Lowered:
+    b = low.b
+    place = (*(b.add(metal.ProgramId(axis)) for axis in range(3)), b.thread)
+    for register, (value, mask) in enumerate(low.rows(item.value, item.mask)):
+        assert value is not None
+        if isinstance(item.value.type, ScalarType):
+            # One line per program.
+            mask = b.both(mask, b.compare_number(CompareKind.EQ, b.thread, 0))
+        if mask is None or b.number(mask) != 0:
+            b.emit(metal.Print(value, place, register, item.label, mask))
+    return ()
+
+
 def _if(low: Lowering, item: tile.If) -> Lowered:
     b = low.b
     builders = (b.child(), b.child())
@@ -315,6 +328,7 @@ RULES: Rules = {
     tile.Tensor: _tensor,
     tile.Load: _load,
     tile.Store: _store,
+    tile.Print: _print,
     tile.Convert: _misplaced,
     tile.Reduce: _misplaced,
     tile.Automatic: _misplaced,

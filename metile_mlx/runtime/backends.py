@@ -1,4 +1,4 @@
-"""The backends of this machine, each a thin adapter from `Request` to its runtime."""
+"""The backends MLX itself runs, each a thin adapter from `Request` to its runtime."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from metile_mlx.emit.naming import input_passing, unique_name
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.runtime import batching, cpu, export, metal, metal_limits
 from metile_mlx.runtime.autodiff import ReferenceTransforms, reference_launch, with_gradient
-from metile_mlx.runtime.backend import Backend, Launch, Output, Request, Scalar
+from metile_mlx.runtime.backend import Launch, Output, Request, Scalar
 from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.runtime.metal_limits import PipelineLimit
 from metile_mlx.runtime.optional import MLX_MISSING, mx
@@ -72,9 +72,13 @@ class MetalBackend:
     def available(self) -> str | None:
         return metal.available()
 
-    def bind(self, request: Request) -> Launch:
+    def register(self, request: Request) -> metal.MetalKernel:
+        """The kernel of a request, registered once, after the pipeline's own limit (X9)."""
         pipeline_limit(request)
-        kernel = metal.register(registered_source(request))
+        return metal.register(registered_source(request))
+
+    def bind(self, request: Request) -> Launch:
+        kernel = self.register(request)
         outputs, zero_fill = metal_outputs(request)
         shapes = [out.shape for out in outputs]
         dtypes = [mlx_dtypes()[out.dtype] for out in outputs]
@@ -187,10 +191,3 @@ def _scalar_array(text: str, dtype: str) -> mx.array:
         value = int(text)
     by_name = {ours.name: theirs for ours, theirs in mlx_dtypes().items()}
     return mx.array([value], dtype=by_name[dtype])
-
-
-BACKENDS: dict[str, Backend] = {
-    "metal": MetalBackend(),
-    "cpu": CpuBackend(),
-    "reference": ReferenceBackend(),
-}

@@ -30,6 +30,7 @@ from metile_mlx.ir.tile import (
     If,
     Load,
     NumPrograms,
+    Print,
     ProgramId,
     Reduce,
     Reshape,
@@ -175,6 +176,10 @@ def _forward(s: Programs, op: Reshape | Convert) -> mx.array:
     return s.env[op.src]
 
 
+def _print(s: Programs, op: Print) -> None:
+    """Nothing: here no thread has the value, and the graph may be differentiated."""
+
+
 def _reduce(s: Programs, op: Reduce | PlannedReduce) -> mx.array:
     # By 32 at a time: one pass over a long row loses bits, this one about as few as the devices.
     total = s.env[op.src]
@@ -248,6 +253,7 @@ RULES: dict[type[Op], Callable[[Programs, Any], mx.array | None]] = {
     Tensor: reference_memory.tensor,
     Load: reference_memory.load,
     Store: reference_memory.store,
+    Print: _print,
     Automatic: _automatic,
     If: _if,
     Scratch: reference_memory.scratch,

@@ -16,6 +16,7 @@ _OWNED = frozenset({
     tile.Constant, tile.ProgramId, tile.NumPrograms, tile.Arange, tile.Splat, tile.Unary,
     tile.Binary, tile.Compare, tile.Select, tile.Cast, tile.Bitcast, tile.Fma, tile.Reshape,
     tile.Tensor, tile.Load, tile.Store, tile.Convert, tile.Reduce, tile.If, tile.Yield,
+    tile.Print,
 })  # fmt: skip
 _COMMUNICATION = frozenset({
     planned.Scratch, planned.ScratchStore, planned.ScratchLoad, planned.Barrier, planned.Shuffle,
@@ -26,7 +27,7 @@ _METAL = frozenset({
     metal.Binary, metal.Compare, metal.Select, metal.Cast, metal.Bitcast, metal.Fma, metal.Load,
     metal.Store, metal.ThreadgroupAlloc, metal.ThreadgroupStore, metal.ThreadgroupLoad,
     metal.Barrier, metal.Shuffle, metal.SimdReduce, metal.If, metal.Yield, metal.LoadGroup,
-    metal.Extract, metal.StoreGroup,
+    metal.Extract, metal.StoreGroup, metal.Print,
 })  # fmt: skip
 
 LEGAL: dict[Stage, frozenset[type[Op]]] = {

@@ -419,3 +419,25 @@ def test_offsets_past_31_bits_are_64_bits_wide_in_the_text() -> None:
     short = narrow._request(narrow._values, METAL).source
     assert short is not None
     assert "long" not in short.body
+
+
+@metile.kernel
+def scaled_rows(x, w, y, rows, n):
+    source = metile.tensor(x, shape=(rows, 64), access="read")
+    weights = metile.tensor(w, shape=(n,), access="read")
+    result = metile.tensor(y, shape=(rows, 64), access="write")
+    row, column = metile.program_id(0), metile.arange(0, 64)
+    value = source.load((row, column))
+    result.store((row, column), value * weights.load(column, fill=1))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("n", [0, 1, 31, 63, 64])
+def test_a_short_weight_beside_whole_rows(backend: str, n: int) -> None:
+    """One mask guards every store and another only a load: rows are stored all the same (F55)."""
+    x = mx.random.normal((3, 64), key=mx.random.key(n))
+    w = mx.random.normal((max(n, 1),), key=mx.random.key(n + 1))
+    empty = metile.empty(x.shape, x.dtype)
+    out = scaled_rows[4](x, w, empty, 3, n, backend=backend)
+    whole = mx.concatenate([w[:n], mx.ones(64 - n)])
+    assert mx.array_equal(out, x * whole)

@@ -87,7 +87,7 @@ def test_a_backend_that_does_not_exist(how: str, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("METILE_BACKEND", "vulkan")
     with pytest.raises(metile.MetileError) as caught:
         copy[(2,)](X, OUT, 40, **options)  # type: ignore[arg-type]
-    names = "expected one of metal, cuda, cpu, reference"
+    names = "expected one of metal, cuda, cpu, emulator, reference"
     assert (
         str(caught.value)
         == {

@@ -11,7 +11,7 @@ import pytest
 import metile_mlx as metile
 from metile_mlx.runtime.export import primitives
 from metile_mlx.runtime.record import capture
-from tests.support.public import parameter_names
+from tests.support.public import parameter_names, parameters
 
 
 @metile.kernel
@@ -29,6 +29,14 @@ def partial(x, y, n, limit):
     target = metile.tensor(y, shape=(n,), access="read_write")
     i = metile.program_id(0) * 32 + metile.arange(0, 32)
     target.store(i, source.load(i) + target.load(i), mask=i < limit)
+
+
+@metile.kernel
+def spread(x, y, n):
+    source = metile.tensor(x, shape=(n,), access="read")
+    target = metile.tensor(y, shape=(32,), access="write")
+    i = metile.arange(0, 32)
+    target.store(i, source.load(i % n))
 
 
 def scaled(x: mx.array, w: mx.array) -> mx.array:
@@ -166,6 +174,23 @@ def test_the_msl_of_a_dispatch_is_the_text_in_the_graph() -> None:
     assert kernel.math_mode in ("safe", None)
     assert kernel.ensure_row_contiguous
     assert parameter_names(kernel.text)[:4] == ["x", "w", "rows", "y"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "space"),
+    [((), "constant"), ((1,), "constant"), ((7,), "constant"), ((8,), "device"), ((9,), "device")],
+)
+def test_inputs_are_pointers_of_any_size(shape: tuple[int, ...], space: str) -> None:
+    """F08, F09, SPEC X1: a 0-d array is no reference, and nothing aliases an address space."""
+    w = mx.zeros(shape)
+
+    def call(w: mx.array) -> mx.array:
+        return spread[(1,)](w, metile.empty((32,), metile.f32), w.size)
+
+    with metile.runtime.export.exporting("metal"):
+        (kernel,) = capture(call, w)
+    assert parameters(kernel.text)[0] == f"const {space} float* x [[buffer(0)]]"
+    assert kernel.text.count("device") == (2 if space == "device" else 1)
 
 
 @pytest.mark.parametrize("mode", ["safe", "relaxed", "fast"])

@@ -445,6 +445,21 @@ def test_metal_registers_once_for_many_shapes(counts: Counts) -> None:
 
 
 @pytest.mark.parametrize("backend", LAZY)
+def test_a_stream_belongs_to_the_dispatch(backend: str) -> None:
+    """SPEC K8: one dispatch for each stream, and the same one again for the same stream."""
+    out = metile.empty(X.shape, mx.float32)
+    first, second = mx.new_stream(mx.cpu), mx.new_stream(mx.cpu)
+    prepared = [
+        weighted[(ROWS,)].prepare(
+            X, W, K, out, out, ROWS, COLUMNS=COLUMNS, backend=backend, stream=stream
+        )
+        for stream in (first, second, None, first)
+    ]
+    assert prepared[0] is prepared[3]
+    assert len(set(map(id, prepared))) == 3
+
+
+@pytest.mark.parametrize("backend", LAZY)
 def test_eight_threads_compile_and_call_at_once(backend: str, counts: Counts) -> None:
     """F31: 4 specialisations, each translated once; right results; no stream made at import."""
 

@@ -242,6 +242,11 @@ def _store(group: Group, item: metal.Store) -> tuple[Array, ...]:
     return ()
 
 
+def _print(group: Group, item: metal.Print) -> tuple[Array, ...]:
+    """Changes nothing that anyone reads."""
+    return ()
+
+
 def _load_group(group: Group, item: metal.LoadGroup) -> tuple[Array, ...]:
     data = group.inputs[item.buffer]
     together, first = _together(group, item)
@@ -378,6 +383,7 @@ STEPS: dict[type[Op], Callable[[Group, Any], tuple[Array, ...]]] = {
     metal.Fma: _fma,
     metal.Load: _load,
     metal.Store: _store,
+    metal.Print: _print,
     metal.LoadGroup: _load_group,
     metal.Extract: _extract,
     metal.StoreGroup: _store_group,

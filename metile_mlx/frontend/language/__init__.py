@@ -34,6 +34,7 @@ from metile_mlx.frontend.language.automatic import (
 from metile_mlx.frontend.language.control import argmax, max, min, sum, tile_range
 from metile_mlx.frontend.language.conversion import cast, convert_layout, reshape
 from metile_mlx.frontend.language.creation import arange, full, num_programs, program_id, zeros
+from metile_mlx.frontend.language.debugging import device_print
 from metile_mlx.frontend.language.elementwise import (
     abs,
     cdiv,
@@ -80,6 +81,7 @@ __all__ = [
     "constexpr",
     "convert_layout",
     "cos",
+    "device_print",
     "dot",
     "erf",
     "exp",
