@@ -210,8 +210,7 @@ class _Cpp(CppValues):
 
     def _write_holding(self, segment: Segment, grouped: bool, held: Held, end: str = "") -> None:
         self.holding, self.related = frozenset(held.masks), held.related
-        step = SIMD_WIDTH if grouped else self._step(segment)
-        self._write_loop(segment, step, grouped, end=end)
+        self._write_loop(segment, SIMD_WIDTH if grouped else self._step(segment), grouped, end=end)
         self.holding, self.related = frozenset(), ()
 
     def _write_halves(
