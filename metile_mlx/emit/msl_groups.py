@@ -15,8 +15,9 @@ from metile_mlx.ir.metal import Extract, LoadGroup, StoreGroup
 from metile_mlx.ir.types import PointerType, VectorType
 
 _ELEMENTS = {f16: ("half", "half4"), bf16: ("bfloat", "ushort4"), f32: ("float", "float4")}
+# One of the two is a template: an emulator without address spaces takes the other for both.
 _LOAD = """\
-inline {vector} metile_load4(const {space} {scalar}* at) {{
+{template}inline {vector} metile_load4(const {space} {scalar}* at) {{
   return {vector}(*reinterpret_cast<const {space} packed_{vector}*>(at));
 }}
 """
@@ -36,8 +37,8 @@ HELPERS = {
     **{
         f"load4_{dtype}": "// Four neighbours at once, aligned like one of them.\n"
         + "".join(
-            _LOAD.format(vector=vector, scalar=scalar, space=space)
-            for space in ("device", "constant")
+            _LOAD.format(vector=vector, scalar=scalar, space=space, template=template)
+            for space, template in (("device", ""), ("constant", "template <int = 0>\n"))
         )
         for dtype, (scalar, vector) in _ELEMENTS.items()
     },

@@ -83,8 +83,6 @@ def as_cpp(source: KernelSource) -> str:
         const = "const " if argument in source.inputs else ""
         lines.append(f"  {const}{kind}* {argument.name} = ({const}{kind}*)buffers[{number}];")
     header = source.header.replace("inline ", "static inline ")
-    # Overloads for two address spaces would be one function here.
-    header = header.replace("metile_load4(const constant", "metile_load4_constant(const constant")
     return "\n".join(
         [
             *(header.splitlines()),
