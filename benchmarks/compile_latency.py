@@ -2,8 +2,9 @@
 
     python -m benchmarks.compile_latency [--output-json FILE] [--quick] [--strict]
 
-Translation is of the 8x8 transpose, each time with a new kernel object, so that no specialisation
-is found again; it needs no Metal device. Calls build the lazy graph and drop it unevaluated; the
+Translation is of the 8x8 transpose and of `rmsnorm_register` with 4 and with 32 values per thread,
+each time with a new kernel object, so that no specialisation is found again; it needs no Metal
+device. Calls build the lazy graph and drop it unevaluated; the
 kernel has two array inputs, one output and one scalar, and all checks of a call are on.
 """
 
@@ -23,13 +24,16 @@ import mlx.core as mx
 import metile_mlx as metile
 from benchmarks.harness import Arm, Goal, Summary, WrongResult, measure, summarise
 from benchmarks.record import device_line, environment, print_table, verdict, write_json
+from metile_kernels.rmsnorm import rmsnorm_register
 
 BATCHES = 4096
 TILE = 64
 COUNT = 64 * TILE
 
 TRANSLATION_MS = 10.0
+REGISTER_MS = {4: 25.0, 32: 120.0}
 VERIFICATION_PERCENT = 20.0
+REGISTER_VERIFICATION_PERCENT = 25.0
 DISPATCH_US = 8.0
 CALL_US = 20.0
 
@@ -73,47 +77,93 @@ class Translation:
     verification: float
 
 
-def translate_once(source: mx.array) -> tuple[float, float, metile.Dispatch]:
-    """Seconds to read the kernel's source, seconds for all, and what came of it."""
-    start = perf_counter()
-    kernel = metile.kernel(transpose8)
-    read = perf_counter()
-    dispatch = kernel[(BATCHES,)].prepare(
+@dataclass(frozen=True)
+class Case:
+    """A kernel to translate.
+
+    Attributes:
+        name: in results.
+        function: its Python function.
+        prepare: from a new kernel of it to its dispatch.
+        needed: parts its text must have.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    prepare: Callable[[metile.Kernel], metile.Dispatch]
+    needed: tuple[str, ...]
+
+
+def _prepare_transpose(kernel: metile.Kernel) -> metile.Dispatch:
+    source = mx.zeros((BATCHES, 8, 8), mx.float32)
+    return kernel[(BATCHES,)].prepare(
         source,
         metile.empty(source.shape, source.dtype),
         BATCHES,
         OUTPUT_LAYOUT=metile.ThreadLayout((3, 4, 5, 0, 1, 2)),
         target="metal",
     )
+
+
+TRANSPOSE = Case(
+    "transpose8", transpose8, _prepare_transpose, ("threadgroup float", "threadgroup_barrier")
+)
+
+
+def registers_case(registers: int) -> Case:
+    """`rmsnorm_register` in f16, N = 1009, with this many values per thread."""
+
+    def prepare(kernel: metile.Kernel) -> metile.Dispatch:
+        x = mx.zeros((BATCHES, 1009), mx.float16)
+        return kernel[(BATCHES,)].prepare(
+            x,
+            mx.zeros((1009,), mx.float16),
+            metile.empty(x.shape, x.dtype),
+            1e-5,
+            N=1009,
+            BLOCK=1024,
+            LAYOUT=metile.ThreadLayout.identity(1024, elements_per_thread=registers),
+            target="metal",
+        )
+
+    name = f"rmsnorm_register, {registers} values per thread"
+    return Case(name, rmsnorm_register.__wrapped__, prepare, ("simd_sum", f"_{registers - 1} ="))
+
+
+def translate_once(case: Case) -> tuple[float, float, metile.Dispatch]:
+    """Seconds to read the kernel's source, seconds for all, and what came of it."""
+    start = perf_counter()
+    kernel = metile.kernel(case.function)
+    read = perf_counter()
+    dispatch = case.prepare(kernel)
     return read - start, perf_counter() - start, dispatch
 
 
-def check_text(text: str) -> None:
-    """Refuse to time the translation of something else than the cross-group exchange.
+def check_text(case: Case, text: str) -> None:
+    """Refuse to time the translation of something else, such as a kernel without its exchange.
 
     Raises:
         WrongResult: the text lacks a part that this kernel must have.
     """
-    for needed in ("threadgroup float", "threadgroup_barrier"):
+    for needed in case.needed:
         if needed not in text:
-            raise WrongResult(f"translation: the MSL text of transpose8 has no {needed!r}")
+            raise WrongResult(f"translation: the MSL text of {case.name} has no {needed!r}")
 
 
-def translations(samples: int) -> Translation:
+def translations(samples: int, case: Case = TRANSPOSE) -> Translation:
     """Translate `samples` times from nothing.
 
     Raises:
         WrongResult: the first text is not that of the kernel.
     """
-    source = mx.zeros((BATCHES, 8, 8), mx.float32)
-    _, first, dispatch = translate_once(source)
-    check_text(dispatch.msl)
+    _, first, dispatch = translate_once(case)
+    check_text(case, dispatch.msl)
     reading, total, shares = [], [], []
     steps: dict[tuple[str, str], list[float]] = {}
     for _ in range(samples):
         # A collection of earlier samples' garbage is not a cost of this one.
         gc.collect()
-        seconds_reading, seconds, dispatch = translate_once(source)
+        seconds_reading, seconds, dispatch = translate_once(case)
         reading.append(seconds_reading)
         total.append(seconds)
         own: dict[tuple[str, str], float] = {}
@@ -190,29 +240,34 @@ def call_costs(rounds: int, calls: int) -> dict[str, Summary]:
     return measure(arms, check, rounds)
 
 
-def goals(translation: Translation, calls: Mapping[str, Summary]) -> list[Goal]:
+Registers = Mapping[int, Translation]
+"""Translations of `rmsnorm_register` by values per thread."""
+
+
+def goals(
+    translation: Translation, registers: Registers, calls: Mapping[str, Summary]
+) -> list[Goal]:
     """What was promised."""
+    found = []
+    for values, made in registers.items():
+        name = f"rmsnorm_register, {values} values per thread"
+        share, limit = made.verification * 100, REGISTER_VERIFICATION_PERCENT
+        found.append(Goal(name, made.total.median * 1e3, REGISTER_MS[values], "ms"))
+        found.append(Goal(f"{name}: verification share", share, limit, "%"))
     return [
         Goal("translation to MSL", translation.total.median * 1e3, TRANSLATION_MS, "ms"),
         Goal("verification share", translation.verification * 100, VERIFICATION_PERCENT, "%"),
         Goal("warm Dispatch call", calls["Dispatch"].median * 1e6, DISPATCH_US, "us"),
         Goal("warm kernel call", calls["kernel[grid](...)"].median * 1e6, CALL_US, "us"),
+        *found,
     ]
 
 
-def report(translation: Translation, calls: Mapping[str, Summary]) -> None:
+def report(translation: Translation, registers: Registers, calls: Mapping[str, Summary]) -> None:
     """The results on the terminal."""
-    named = {
-        ("read the source", "frontend"): translation.reading,
-        **translation.steps,
-        ("all, from function to text", ""): translation.total,
-    }
-    print_table(
-        f"translation of transpose8, {translation.total.samples} times, "
-        f"the first of this process {translation.first * 1e3:.2f} ms",
-        ["step", "kind", "median us", "q1", "q3"],
-        [[step, kind, *_figures(summary)] for (step, kind), summary in named.items()],
-    )
+    _print_translation(TRANSPOSE.name, translation)
+    for values, made in registers.items():
+        _print_translation(f"rmsnorm_register, {values} values per thread", made)
     least = calls["primitive"].median
     print_table(
         "one call: two arrays in, one out, one scalar; graph building only",
@@ -224,30 +279,52 @@ def report(translation: Translation, calls: Mapping[str, Summary]) -> None:
     )
 
 
+def _print_translation(name: str, translation: Translation) -> None:
+    named = {
+        ("read the source", "frontend"): translation.reading,
+        **translation.steps,
+        ("all, from function to text", ""): translation.total,
+    }
+    print_table(
+        f"translation of {name}, {translation.total.samples} times, the first "
+        f"{translation.first * 1e3:.2f} ms",
+        ["step", "kind", "median us", "q1", "q3"],
+        [[step, kind, *_figures(summary)] for (step, kind), summary in named.items()],
+    )
+
+
 def _figures(summary: Summary) -> list[str]:
     return [f"{value * 1e6:.2f}" for value in (summary.median, summary.q1, summary.q3)]
 
 
 def content(
-    quick: bool, translation: Translation, calls: Mapping[str, Summary]
+    quick: bool, translation: Translation, registers: Registers, calls: Mapping[str, Summary]
 ) -> dict[str, object]:
     """What the JSON file holds, but for the environment."""
     return {
         "benchmark": "compile_latency",
         "quick": quick,
-        "translation": {
-            "kernel": "transpose8",
-            "first_s": translation.first,
-            "total": translation.total.to_dict(),
-            "reading": translation.reading.to_dict(),
-            "steps": [
-                {"step": step, "kind": kind, **summary.to_dict()}
-                for (step, kind), summary in translation.steps.items()
-            ],
-            "verification_share": translation.verification,
-        },
+        "translation": _translation_content("transpose8", translation),
+        "register_translations": [
+            {"values_per_thread": values, **_translation_content("rmsnorm_register", made)}
+            for values, made in registers.items()
+        ],
         "calls": {name: summary.to_dict() for name, summary in calls.items()},
-        "goals": [goal.to_dict() for goal in goals(translation, calls)],
+        "goals": [goal.to_dict() for goal in goals(translation, registers, calls)],
+    }
+
+
+def _translation_content(kernel: str, translation: Translation) -> dict[str, object]:
+    return {
+        "kernel": kernel,
+        "first_s": translation.first,
+        "total": translation.total.to_dict(),
+        "reading": translation.reading.to_dict(),
+        "steps": [
+            {"step": step, "kind": kind, **summary.to_dict()}
+            for (step, kind), summary in translation.steps.items()
+        ],
+        "verification_share": translation.verification,
     }
 
 
@@ -271,18 +348,20 @@ def main(argv: Sequence[str]) -> int:
     print(device_line(found), flush=True)
     try:
         translation = translations(20 if options.quick else 300)
+        samples = 10 if options.quick else 50
+        registers = {values: translations(samples, registers_case(values)) for values in (4, 32)}
         calls = call_costs(*((5, 500) if options.quick else (31, 5000)))
     except (WrongResult, metile.MetileError) as error:
         print(f"error: nothing is reported: {error}", file=sys.stderr)
         return 1
-    report(translation, calls)
+    report(translation, registers, calls)
     if options.output_json is not None:
         write_json(
             options.output_json,
-            {"environment": found, **content(options.quick, translation, calls)},
+            {"environment": found, **content(options.quick, translation, registers, calls)},
         )
         print(f"results: {options.output_json}")
-    return verdict(goals(translation, calls), options.strict)
+    return verdict(goals(translation, registers, calls), options.strict)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Packages the benchmarks can live without, or need a word about: tried once, here.
 
 `Console` and `Table` (rich) are None where it is missing: tables are plain then. `yaml` is None
-where PyYAML is missing: `read_yaml` says how to get it.
+where PyYAML is missing: `read_yaml` says how to get it; `plot_axes` does so for matplotlib.
 """
 
 from __future__ import annotations
@@ -19,6 +19,23 @@ try:
     import yaml
 except ImportError:
     yaml = None  # type: ignore[assignment]
+
+try:
+    from matplotlib.figure import Figure
+except ImportError:
+    Figure = None  # type: ignore[assignment,misc]
+
+
+def plot_axes(count: int, size: tuple[float, float]) -> tuple[Any, Any]:
+    """A figure of `size` inches and its `count` axes side by side.
+
+    Raises:
+        RuntimeError: matplotlib is not installed.
+    """
+    if Figure is None:
+        raise RuntimeError("a chart needs matplotlib: pip install 'metile-mlx[bench]'")
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(1, count, squeeze=False)[0]
 
 
 def read_yaml(path: Path) -> Any:

@@ -1,1 +1,19 @@
-"""Kernels written in the public language, one family per file; installed as `metile_kernels`."""
+"""Kernels written in the public language, one family per file; installed as `metile_kernels`.
+
+A module that has kernels says how `python -m metile_mlx selftest` checks them on any backend:
+
+    SELFTESTS = [("copy f16", selftest_copy), ...]
+
+A pair is a name, unlike any other in the module, and a function of the backend's name. It returns a
+tuple of four:
+
+    dispatch    what `kernel[grid].prepare(..., backend=backend)` returns
+    arguments   a tuple of what a call of the dispatch takes: arrays, `metile.empty`, scalars
+    expected    the right outputs: one array, or a tuple of one for each output, in order
+    ulps        how far a result may be off, in units in the last place of the output's dtype at the
+                expected value; 0: the same bits, and then `expected` holds MLX arrays of the
+                output's dtype. Otherwise NumPy arrays of float64.
+
+It may raise `metile.UnsupportedError` for what a backend can't do yet: the check is then listed as
+not run. Sizes are small: the whole of it takes seconds.
+"""

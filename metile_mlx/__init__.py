@@ -12,6 +12,11 @@ def double(x, y, n, BLOCK: metile.constexpr):
 y = double[(metile.cdiv(n, 256),)](x, metile.empty((n,), mx.float32), n, BLOCK=256)
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from metile_mlx import emulator, testing
 from metile_mlx.context import Schedule
 from metile_mlx.dispatch import Dispatch, Empty, empty
@@ -102,6 +107,10 @@ from metile_mlx.report import ExecutionReport
 from metile_mlx.runtime.export import ExportWarning, export
 from metile_mlx.vmap import vmap
 
+if TYPE_CHECKING:
+    from metile_mlx import nn
+    from metile_mlx.nn import rms_norm
+
 __version__ = "0.1.0.dev0"
 
 __all__ = [
@@ -167,9 +176,11 @@ __all__ = [
     "min",
     "minimum",
     "next_power_of_2",
+    "nn",
     "num_programs",
     "program_id",
     "reshape",
+    "rms_norm",
     "rsqrt",
     "shared",
     "sigmoid",
@@ -197,3 +208,12 @@ __all__ = [
     "where",
     "zeros",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`nn` and what comes from it, at first use: its kernels are written with this package."""
+    if name not in ("nn", "rms_norm"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module("metile_mlx.nn")
+    found = globals()[name] = module if name == "nn" else getattr(module, name)
+    return found

@@ -1,6 +1,7 @@
-"""`python -m metile_mlx`: `doctor` and `layout`.
+"""`python -m metile_mlx`: `doctor`, `layout` and `selftest`.
 
-Exit status: 0; 1 when METILE_BACKEND names a backend that can't run here; 2 for bad input.
+Exit status: 0; 1 when METILE_BACKEND names a backend that can't run here, or when a check of the
+selftest fails; 2 for bad input.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from metile_mlx import doctor
+from metile_mlx import doctor, selftest
 from metile_mlx.errors import MetileError
 from metile_mlx.layout import parse
 
@@ -32,6 +33,13 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
         "--width", metavar="N", type=int, help="columns of the table (default: the terminal's)"
     )
     layout.set_defaults(run=run_layout)
+
+    checks = commands.add_parser("selftest", help="run every kernel of the library and compare")
+    checks.add_argument("--json", metavar="FILE", type=Path, help="also write all that was found")
+    checks.add_argument(
+        "--backend", metavar="NAME", help="metal, cpu or reference (default: the device's own)"
+    )
+    checks.set_defaults(run=run_selftest)
     return parser.parse_args(argv)
 
 
@@ -52,16 +60,39 @@ def run_layout(arguments: argparse.Namespace) -> int:
     layout = parse(arguments.layout)
     table = layout.table(arguments.width)
     if arguments.svg is not None:
-        try:
-            arguments.svg.write_text(layout.svg(), encoding="utf-8")
-        except OSError as error:
-            raise MetileError(
-                f"[layout] can't write the drawing to {arguments.svg}: {error.strerror}",
-                hint="name a file in a folder that exists and is writable",
-            ) from error
+        _write(arguments.svg, layout.svg(), "[layout] can't write the drawing")
         print(f"drawing: {arguments.svg}\n")
     print(table)
     return 0
+
+
+def run_selftest(arguments: argparse.Namespace) -> int:
+    """`selftest`: print the table, write the file; 1 when a check fails or none ran.
+
+    Raises:
+        MetileError: the backend can't run here, or the file can't be written.
+    """
+    if arguments.json is not None:
+        # Found out before minutes of work.
+        _write(arguments.json, "", "[selftest] can't write the findings")
+    found = selftest.run(arguments.backend)
+    print(selftest.render(found))
+    if arguments.json is not None:
+        _write(
+            arguments.json, selftest.to_json(found) + "\n", "[selftest] can't write the findings"
+        )
+        print(f"findings: {arguments.json}")
+    return 0 if found.ok else 1
+
+
+def _write(path: Path, text: str, problem: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MetileError(
+            f"{problem} to {path}: {error.strerror}",
+            hint="name a file in a folder that exists and is writable",
+        ) from error
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,6 +1,7 @@
 """The only file that knows the order of the passes.
 
-    TILE -> infer_ownership -> OWNED -> plan_conversions -> PLANNED -> scalarise, clean_up -> THREAD
+    TILE -> infer_ownership -> OWNED -> plan_conversions, plan_reductions -> PLANNED
+    -> scalarise, clean_up, group_memory -> THREAD
 
 Every step starts from valid IR and ends in valid IR: `verify` runs after each and trusts none.
 """
@@ -21,8 +22,10 @@ from metile_mlx.emit.source import KernelSource
 from metile_mlx.ir.core import Func
 from metile_mlx.ir.printer import print_func
 from metile_mlx.passes.clean_up import clean_up
+from metile_mlx.passes.group_memory import group_memory
 from metile_mlx.passes.infer_ownership import infer_ownership
 from metile_mlx.passes.plan_conversions import plan_conversions
+from metile_mlx.passes.plan_reductions import plan_reductions
 from metile_mlx.passes.scalarise import scalarise
 from metile_mlx.report import Timing
 from metile_mlx.verify import verify
@@ -43,8 +46,10 @@ class Step:
 STEPS = (
     Step(infer_ownership, Stage.OWNED),
     Step(plan_conversions, Stage.PLANNED),
+    Step(plan_reductions, Stage.PLANNED),
     Step(scalarise, Stage.THREAD),
     Step(clean_up, Stage.THREAD),
+    Step(group_memory, Stage.THREAD),
 )
 EMITTERS: dict[str, Callable[[Func, Context], KernelSource]] = {"msl": emit_msl, "cpp": emit_cpp}
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from metile_mlx.analysis.views import with_grid
 from metile_mlx.context import Schedule
 from metile_mlx.dtypes import MLX_NAMES, DType
 from metile_mlx.emit.source import KernelSource
@@ -16,7 +17,7 @@ from metile_mlx.explain import explain
 from metile_mlx.report import Coverage, ExecutionReport, Limit
 from metile_mlx.runtime import metal
 from metile_mlx.runtime.backend import Backend, Grid, Launch, Output, Place, Request, Scalar
-from metile_mlx.runtime.backends import metal_inputs, metal_outputs, registered_source
+from metile_mlx.runtime.backends import pipeline_limit, recorded
 from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.runtime.optional import mx
 from metile_mlx.specialise import Specialisation, TextKey
@@ -197,9 +198,12 @@ class Dispatch:
         self._check_scalars(scalars)
         if self._backend.target is None:
             self._specialisation.owned(self._options.schedule)
-        source = self._request(scalars, self._backend.target).source
-        if source is not None and self._backend.target is not None:
-            metal.check_limits(source, self._backend.target)
+        request = self._request(scalars, self._backend.target)
+        if request.source is not None and self._backend.target is not None:
+            metal.check_limits(request.source, self._backend.target)
+            if self._backend.target == METAL:
+                # Before this dispatch is kept, so that one that can't run never is.
+                pipeline_limit(request)
 
     @property
     def threadgroup(self) -> Grid:
@@ -220,20 +224,7 @@ class Dispatch:
         """The Metal text of this dispatch as MLX records it, on any machine (SPEC K7, X2)."""
         own = self._backend.target
         is_msl = own is not None and own.language == "msl"
-        request = self._request(self._values, own if is_msl else METAL)
-        kernel = metal.register(registered_source(request))
-        outputs, zero = metal_outputs(request)
-        dtypes = mlx_dtypes()
-        inputs = metal_inputs(request, [mx.zeros(a.shape, a.dtype) for a in self._inputs])
-        captured = metal.record_msl(
-            kernel,
-            inputs,
-            [out.shape for out in outputs],
-            [dtypes[out.dtype] for out in outputs],
-            self.grid,
-            [metal.ZERO if zero else metal.UNINITIALISED] * len(outputs),
-        )
-        return captured.text
+        return recorded(self._request(self._values, own if is_msl else METAL)).text
 
     def _bind(self, scalars: tuple[Scalar, ...], key: tuple[object, ...]) -> Launch:
         self._check_scalars(scalars)
@@ -255,6 +246,11 @@ class Dispatch:
 
     def _named(self, scalars: tuple[Scalar, ...]) -> dict[str, Scalar]:
         return {s.name: value for s, value in zip(self._scalars, scalars, strict=True)}
+
+    def _host_numbers(self, scalars: tuple[Scalar, ...]) -> dict[str, int]:
+        """What views may depend on."""
+        named = self._named(scalars)
+        return with_grid({n: v for n, v in named.items() if isinstance(v, int)}, self.grid)
 
     def _check_scalars(self, scalars: tuple[Any, ...]) -> None:
         for argument, value in zip(self._scalars, scalars, strict=True):
@@ -290,7 +286,7 @@ class Dispatch:
     def _text_key(
         self, scalars: tuple[Scalar, ...], target: Target, outputs: Sequence[Output]
     ) -> TextKey:
-        bits = self._specialisation.checks(_integers(self._named(scalars)), self._sizes)
+        bits = self._specialisation.checks(self._host_numbers(scalars), self._sizes)
         # The CPU starts a read_write output as a copy; elsewhere a written mask is merged after.
         masked = frozenset(out.param for out in outputs if out.fill == "input")
         return TextKey(
@@ -302,15 +298,15 @@ class Dispatch:
         )
 
     def _outputs(self, scalars: tuple[Scalar, ...]) -> tuple[Output, ...]:
-        named = self._named(scalars)
-        self._specialisation.checks(_integers(named), self._sizes)
+        numbers = self._host_numbers(scalars)
+        self._specialisation.checks(numbers, self._sizes)
         proofs = {proof.param: proof for proof in self._specialisation.coverage}
         found = []
         for array in self._arrays:
             proof = proofs.get(array.name)
             if proof is None:
                 continue
-            stored = proof.proven(_integers(named), self.grid, self._sizes[array.name])
+            stored = proof.proven(numbers, self.grid, self._sizes[array.name])
             unstored = "input" if array.name in self._specialisation.reads else "zero"
             fill = "stored" if stored else unstored
             found.append(Output(array.name, array.shape, own_dtype(array.dtype, array.name), fill))
@@ -326,20 +322,31 @@ class Dispatch:
             key = self._text_key(self._values, target, outputs)
             report = self._specialisation.fresh_report(key)
             report.limits += _limits(report, self._specialisation.text(key).source, target)
+            if target == METAL:
+                pipeline = pipeline_limit(self._request(self._values, target))
+                report.limits.append(
+                    Limit(
+                        "maxTotalThreadsPerThreadgroup",
+                        report.threads,
+                        pipeline.allowed or target.max_threads,
+                        pipeline.allowed is not None,
+                        pipeline.note,
+                    )
+                )
         report.backend = self._backend.name
         report.grid = self.grid
-        named = self._named(self._values)
+        numbers = self._host_numbers(self._values)
         proofs = {proof.param: proof for proof in self._specialisation.coverage}
         how = {"cpu": ("zero-filled first", "copied from the input first")}.get(
             self._backend.name, ("MLX's init_value=0", "merged through a written mask")
         )
-        for name in self._specialisation.checks.unchecked(_integers(named)):
+        for name in self._specialisation.checks.unchecked(numbers):
             report.notes.append(
                 f"{name}: its size is not checked, since a scalar it depends on is an MLX array"
             )
         for out in outputs:
             fill = {"stored": "", "zero": how[0], "input": how[1]}[out.fill]
-            reason = proofs[out.param].explain(_integers(named), self.grid, self._sizes[out.param])
+            reason = proofs[out.param].explain(numbers, self.grid, self._sizes[out.param])
             report.coverage.append(Coverage(out.param, out.fill == "stored", fill, reason))
         return report
 
@@ -376,14 +383,4 @@ def _limits(report: ExecutionReport, source: KernelSource, target: Target) -> li
     ]
     if target.max_buffers is not None:
         found.append(Limit("buffers", metal.buffer_count(source), target.max_buffers, True))
-    if target.name == "metal":
-        note = "the pipeline's own limit needs the Metal device"
-        found.append(
-            Limit("maxTotalThreadsPerThreadgroup", report.threads, target.max_threads, False, note)
-        )
     return found
-
-
-def _integers(scalars: Mapping[str, Scalar]) -> dict[str, int]:
-    """What views may depend on."""
-    return {name: value for name, value in scalars.items() if isinstance(value, int)}

@@ -62,6 +62,17 @@ def _sections(report: ExecutionReport) -> Iterator[tuple[str, list[tuple[str, ..
         "threadgroup memory",
         [(a.scratch, f"{a.elements} x {a.dtype}", f"{a.bytes} bytes") for a in report.allocations],
     )
+    yield (
+        "register reductions",
+        [
+            (
+                f"{r.op} {r.dtype}",
+                f"{r.registers} registers x {r.threads} threads",
+                r.scratch or "one simdgroup: no scratch, no barrier",
+            )
+            for r in report.register_reductions
+        ],
+    )
     for title, groups in (
         ("grouped loads", report.grouped_loads),
         ("grouped stores", report.grouped_stores),

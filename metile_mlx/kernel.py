@@ -32,7 +32,9 @@ _SCALAR_DTYPES = {int: i32, float: f32, bool: bool_}
 class Kernel:
     """A kernel; `kernel[grid](...)` launches it. Made by `@metile.kernel`."""
 
-    def __init__(self, function: Callable[..., Any], schedule: Schedule) -> None:
+    def __init__(
+        self, function: Callable[..., Any], schedule: Schedule, relaxed: str | None = None
+    ) -> None:
         functools.update_wrapper(self, function)
         self.definition = Definition.of(function)
         self.schedule = schedule
@@ -44,6 +46,7 @@ class Kernel:
         self._constexprs = tuple(
             (i, p) for i, p in enumerate(self.definition.params) if p.is_constexpr
         )
+        self._relaxed = self._relaxed_by(relaxed)
         self._specialisations: OrderedDict[object, Specialisation] = OrderedDict()
         self._dispatches: OrderedDict[object, Dispatch] = OrderedDict()
         self._lock = Lock()
@@ -104,6 +107,28 @@ class Kernel:
         """The arrays among the arguments of a call that the kernel reads, in order."""
         values = self.bind(args, kwargs)
         return dispatch.inputs([values[i] for i, _ in self._runtime])
+
+    def _relaxed_by(self, name: str | None) -> int | None:
+        if name is not None and name not in {p.name for _, p in self._constexprs}:
+            raise CompileError(
+                f"relaxed={name!r} names no constexpr parameter of the kernel",
+                self.definition.loc,
+                f"add {name}: metile.constexpr = False",
+            )
+        return None if name is None else self._index[name]
+
+    def options(
+        self, schedule: Schedule | None, math_mode: str | None, stream: Place, values: list[Any]
+    ) -> Options:
+        """What a call asks for; the math mode it leaves open follows from its constexprs."""
+        if math_mode is None:
+            by = self._relaxed
+            math_mode = "relaxed" if by is not None and values[by] else "safe"
+        elif math_mode not in MATH_MODES:
+            raise LaunchError(
+                f"math_mode is {math_mode!r}; expected one of {', '.join(MATH_MODES)}"
+            )
+        return Options(_checked_schedule(schedule, self.schedule), math_mode, stream)
 
     def dispatch(
         self, grid: Grid, values: list[Any], backend: Backend, options: Options
@@ -249,7 +274,7 @@ class Launcher:
         backend: str | None = None,
         target: str | None = None,
         stream: Place = None,
-        math_mode: str = "safe",
+        math_mode: str | None = None,
         **kwargs: Any,
     ) -> Any:
         """Launch and return the written arrays, lazy: one array, or a tuple in parameter order.
@@ -262,7 +287,8 @@ class Launcher:
                 device's own.
             target: as backend: what to compile for.
             stream: an MLX stream or device.
-            math_mode: safe, relaxed or fast; handed to MLX's Metal compiler.
+            math_mode: safe, relaxed or fast; handed to MLX's Metal compiler. Safe by default, or
+                relaxed where the constexpr that `@metile.kernel(relaxed=...)` names is true.
 
         Raises:
             LaunchError: arguments that do not fit the kernel.
@@ -271,11 +297,9 @@ class Launcher:
             BackendError: the backend asked for can't run here.
         """
         kernel = self._kernel
-        options = Options(
-            _checked_schedule(schedule, kernel.schedule), _checked_mode(math_mode), stream
-        )
         place = _backend(backend, target, stream, compile_only=False)
         values = kernel.bind(args, kwargs)
+        options = kernel.options(schedule, math_mode, stream, values)
         dispatch, scalars = kernel.dispatch(self._grid, values, place, options)
         runtime = [values[i] for i, _ in kernel._runtime]
         return dispatch.run(dispatch.inputs(runtime), scalars)
@@ -287,7 +311,7 @@ class Launcher:
         backend: str | None = None,
         target: str | None = None,
         stream: Place = None,
-        math_mode: str = "safe",
+        math_mode: str | None = None,
         **kwargs: Any,
     ) -> Dispatch:
         """Compile for these arguments and return a Dispatch for calls with others like them.
@@ -296,11 +320,9 @@ class Launcher:
         (`.msl`) on a machine without Metal.
         """
         kernel = self._kernel
-        options = Options(
-            _checked_schedule(schedule, kernel.schedule), _checked_mode(math_mode), stream
-        )
         place = _backend(backend, target, stream, compile_only=backend is None)
         values = kernel.bind(args, kwargs)
+        options = kernel.options(schedule, math_mode, stream, values)
         dispatch, _ = kernel.dispatch(self._grid, values, place, options)
         return dispatch
 
@@ -308,14 +330,25 @@ class Launcher:
 @overload
 def kernel(function: Callable[..., Any], /) -> Kernel: ...
 @overload
-def kernel(*, schedule: Schedule = ...) -> Callable[[Callable[..., Any]], Kernel]: ...
 def kernel(
-    function: Callable[..., Any] | None = None, /, *, schedule: Schedule | None = None
+    *, schedule: Schedule = ..., relaxed: str | None = ...
+) -> Callable[[Callable[..., Any]], Kernel]: ...
+def kernel(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    schedule: Schedule | None = None,
+    relaxed: str | None = None,
 ) -> Kernel | Callable[[Callable[..., Any]], Kernel]:
     """Make a kernel of a plain Python function (SPEC K1).
 
-    The source is read once and translated, never executed. `@metile.kernel(schedule=...)` sets the
-    schedule of calls that name none.
+    The source is read once and translated, never executed.
+
+    Args:
+        function: the kernel.
+        schedule: of calls that name none.
+        relaxed: name of a constexpr parameter; calls where it is true and that name no math mode
+            are compiled with `relaxed`.
 
     Raises:
         CompileError: there is no source to read, or the signature is not one a kernel can have.
@@ -323,7 +356,7 @@ def kernel(
     default = _checked_schedule(schedule, Schedule())
     if function is not None:
         return Kernel(function, default)
-    return lambda f: Kernel(f, default)
+    return lambda f: Kernel(f, default, relaxed)
 
 
 def _backend(backend: str | None, target: str | None, stream: Place, compile_only: bool) -> Backend:
@@ -367,12 +400,6 @@ def _checked_schedule(schedule: Schedule | None, default: Schedule) -> Schedule:
     if not isinstance(schedule, Schedule):
         raise LaunchError(f"schedule is {schedule!r}; expected a metile.Schedule")
     return schedule
-
-
-def _checked_mode(math_mode: str) -> str:
-    if math_mode not in MATH_MODES:
-        raise LaunchError(f"math_mode is {math_mode!r}; expected one of {', '.join(MATH_MODES)}")
-    return math_mode
 
 
 def _token(value: Any) -> object:

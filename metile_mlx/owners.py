@@ -11,7 +11,7 @@ from metile_mlx.compiler import lower
 from metile_mlx.context import Context, Schedule, Stage
 from metile_mlx.dtypes import DType, bool_, i32
 from metile_mlx.errors import Loc
-from metile_mlx.ir.arith import BinaryKind
+from metile_mlx.ir.arith import BinaryKind, join
 from metile_mlx.ir.core import Builder, Func, Op, Value
 from metile_mlx.ir.rewrite import rewrite
 from metile_mlx.ir.tile import (
@@ -24,7 +24,6 @@ from metile_mlx.ir.tile import (
     Reshape,
     Store,
     Tensor,
-    join,
 )
 from metile_mlx.ir.types import PointerType, TileType
 from metile_mlx.layout.thread_layout import ThreadLayout

@@ -60,7 +60,10 @@ def test_rank_of_a_file_follows_the_design(path: str, expected: int | None) -> N
 LEGAL = {
     "metile_mlx/__init__.py": "from metile_mlx.kernel import kernel\n" + INIT.split("\n", 1)[1],
     "metile_mlx/kernel.py": "from metile_mlx import compiler\nfrom metile_mlx.nn import norm\n",
-    "metile_mlx/nn/norm.py": "from metile_mlx.errors import MetileError\n",
+    "metile_mlx/nn/norm.py": (
+        "from metile_kernels.norm import k\nfrom metile_mlx.errors import MetileError\n"
+    ),
+    "metile_mlx/nn/optional.py": "from mlx.nn.layers.base import Module\n",
     "metile_mlx/compiler.py": "import dataclasses\nfrom metile_mlx.passes.scalarise import run\n",
     "metile_mlx/passes/scalarise.py": "import numpy\nfrom ..ir import core\nfrom . import helper\n",
     "metile_mlx/passes/helper.py": "from ..ir.core import Op\n",
@@ -100,6 +103,8 @@ PLANTED = [
     ("metile_mlx/kernel.py", "import mlx.core", "imports mlx.core; only"),
     ("metile_mlx/kernel.py", "from mlx import nn", "imports mlx; only"),
     ("metile_mlx/kernel.py", "import matplotlib", "imports matplotlib; only"),
+    ("metile_mlx/kernel.py", "import metile_kernels.norm", "imports metile_kernels.norm; only"),
+    ("metile_mlx/nn/norm.py", "import mlx.nn", "imports mlx.nn; only"),
     (
         "metile_mlx/passes/helper.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import mlx.core",

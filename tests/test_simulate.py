@@ -14,7 +14,7 @@ import pytest
 from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i8, i32, u16, u32
 from metile_mlx.errors import Loc
 from metile_mlx.ir import metal
-from metile_mlx.ir.arith import BinaryKind, CompareKind, element
+from metile_mlx.ir.arith import BinaryKind, CombineKind, CompareKind, element
 from metile_mlx.ir.core import Builder, Func, Op, Value
 from metile_mlx.ir.types import PointerType, ScalarType
 from tests.support.arithmetic import NUMPY, Array, cast, from_bf16, to_bf16
@@ -41,6 +41,9 @@ class Lane:
     def op(self, kind: BinaryKind, lhs: Value, rhs: Value | int, nowrap: bool = False) -> Value:
         other = rhs if isinstance(rhs, Value) else self.number(rhs, element(lhs))
         return self.add(metal.Binary(kind, lhs, other, nowrap))
+
+    def is_lane(self, lane: Value, number: int) -> Value:
+        return self.add(metal.Compare(CompareKind.EQ, lane, self.number(number)))
 
     def thread_is(self, kind: CompareKind, number: int) -> Value:
         return self.add(metal.Compare(kind, self.thread, self.number(number)))
@@ -196,6 +199,46 @@ def test_all_threads_have_to_reach_barriers_and_shuffles(convergent: str) -> Non
     q = Lane()
     q.branch(q.thread_is(CompareKind.LT, 64), lambda: build(q))
     q.run()
+
+
+def test_simdgroups_combine_their_lanes() -> None:
+    """By halves, each simdgroup its own; `uniform` is checked, not believed."""
+    p = Lane(f32)
+    value = p.add(metal.Cast(p.thread, f32))
+    p.store(p.add(metal.SimdReduce(CombineKind.SUM, value)))
+    assert p.run().tolist() == [496.0] * 32 + [1520.0] * 32
+    p = Lane(f32)
+    value = p.add(metal.Cast(p.op(BinaryKind.AND, p.thread, 31), f32))
+    p.store(p.add(metal.SimdReduce(CombineKind.SUM, value, uniform=True)))
+    assert p.run().tolist() == [496.0] * 64
+    p = Lane(f32)
+    p.add(metal.SimdReduce(CombineKind.SUM, p.add(metal.Cast(p.thread, f32)), uniform=True))
+    p.fails("typed uniform, but simdgroups differ")
+
+
+def test_the_order_of_a_combination_is_by_halves() -> None:
+    """2**24 + 1 - 2**24 is 1 where the large ones meet first, as lanes 0 and 16 do."""
+    p = Lane(f32)
+    lane = p.op(BinaryKind.AND, p.thread, 31)
+    big, small = p.number(2.0**24, f32), p.number(1.0, f32)
+    zero, minus = p.number(0.0, f32), p.number(-(2.0**24), f32)
+    value = p.add(metal.Select(p.is_lane(lane, 1), small, zero))
+    value = p.add(metal.Select(p.is_lane(lane, 16), minus, value))
+    value = p.add(metal.Select(p.is_lane(lane, 0), big, value))
+    p.store(p.add(metal.SimdReduce(CombineKind.SUM, value)))
+    assert p.run().tolist() == [1.0] * 64
+
+
+def test_threadgroup_memory_under_a_mask() -> None:
+    """Lanes left out write nothing, read nothing, and get the fill."""
+    p = Lane()
+    s = p.scratch(2)
+    lane, group = p.op(BinaryKind.AND, p.thread, 31), p.op(BinaryKind.SHR, p.thread, 5)
+    p.builder.emit(metal.ThreadgroupStore(s, group, p.thread, p.is_lane(lane, 3)))
+    p.barrier()
+    few = p.add(metal.Compare(CompareKind.LT, lane, p.number(2)))
+    p.store(p.add(metal.ThreadgroupLoad(s, lane, few, p.number(7))))
+    assert p.run().tolist() == ([3, 35] + [7] * 30) * 2
 
 
 def test_a_shuffle_reads_a_lane_of_its_own_simdgroup() -> None:

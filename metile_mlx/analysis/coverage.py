@@ -25,7 +25,7 @@ from typing import TypeAlias
 import numpy as np
 
 from metile_mlx.analysis.affine_forms import Form, Lanes, affine_forms
-from metile_mlx.analysis.views import REMEMBERED, View, view_of
+from metile_mlx.analysis.views import REMEMBERED, View, view_of, with_grid
 from metile_mlx.ir.core import Func, Value, definitions, walk
 from metile_mlx.ir.tile import Store, Tensor
 
@@ -92,7 +92,8 @@ class OutputCoverage:
         """Why the output is not proven to be covered; empty when it is."""
         if size == 0:
             return ""
-        known = {n: v for n, v in zip(self._names, values, strict=True) if v is not None}
+        given = {n: v for n, v in zip(self._names, values, strict=True) if v is not None}
+        known = with_grid(given, grid)
         gaps = []
         for view, box in self.candidates:
             gap = _gap(view, box, known, grid, size)

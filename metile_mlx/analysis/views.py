@@ -13,7 +13,7 @@ from metile_mlx.dtypes import DType
 from metile_mlx.errors import CompileError, LaunchError, Loc
 from metile_mlx.ir.arith import BinaryKind
 from metile_mlx.ir.core import NOWHERE, Func, Op, Value, definitions, walk
-from metile_mlx.ir.tile import Binary, Constant, Load, Tensor
+from metile_mlx.ir.tile import Binary, Constant, Load, NumPrograms, Tensor
 from metile_mlx.ir.types import PointerType
 
 INT32_MAX = 2**31 - 1
@@ -21,9 +21,22 @@ INT32_MAX = 2**31 - 1
 REMEMBERED = 256
 
 
+def grid_name(axis: int) -> str:
+    """How views call the grid's extent along an axis; no parameter can have such a name."""
+    return f"num_programs({axis})"
+
+
+def with_grid(scalars: Mapping[str, int], grid: tuple[int, int, int]) -> dict[str, int]:
+    """All numbers views may depend on: the scalars of a call and the extents of its grid."""
+    return {**scalars, **{grid_name(axis): extent for axis, extent in enumerate(grid)}}
+
+
 @dataclass(frozen=True)
 class HostExpr:
-    """A number the host can work out: `factor` times the product of the scalars `names`."""
+    """A number the host can work out: `factor` times the product of the scalars `names`.
+
+    A name is that of a scalar parameter, or `grid_name` of an axis.
+    """
 
     factor: int
     names: tuple[str, ...] = ()
@@ -51,9 +64,9 @@ class HostExpr:
 class View:
     """One `metile.tensor` declaration; extents and strides are in elements.
 
-    `names` are the scalar parameters its extents and strides depend on. Where the scalars of a call
-    lack one of them (it was given as an MLX array and is not known yet) nothing can be checked and
-    offsets are 64 bits wide.
+    `names` are the scalars its extents and strides depend on, extents of the grid among them. Where
+    the scalars of a call lack one of them (it was given as an MLX array and is not known yet)
+    nothing can be checked and offsets are 64 bits wide.
     """
 
     param: str
@@ -65,7 +78,7 @@ class View:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The scalar parameters the view depends on, sorted."""
+        """The scalars the view depends on, sorted."""
         return tuple(sorted({n for e in (*self.shape, *self.strides) for n in e.names}))
 
     def geometry(self, scalars: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -99,8 +112,8 @@ def views(func: Func) -> tuple[View, ...]:
     """Every view a kernel at Stage.TILE declares, in program order.
 
     Raises:
-        CompileError: an extent or stride that is not a constant, a scalar parameter, or a product
-            of these: the host could not check it.
+        CompileError: an extent or stride that is not a constant, a scalar parameter, an extent of
+            the grid, or a product of these: the host could not check it.
     """
     defined = definitions(func)
     params = frozenset(func.params)
@@ -120,6 +133,8 @@ def view_of(tensor: Tensor, defined: Mapping[Value, Op], params: frozenset[Value
                 return HostExpr(1, (value.name,))
             case Constant(value=number):
                 return HostExpr(int(number))
+            case NumPrograms(axis=axis):
+                return HostExpr(1, (grid_name(axis),))
             case Binary(kind=BinaryKind.MUL, lhs=lhs, rhs=rhs):
                 return host(lhs) * host(rhs)
             case Load() if value.name in {param.name for param in params}:
@@ -128,7 +143,8 @@ def view_of(tensor: Tensor, defined: Mapping[Value, Op], params: frozenset[Value
             case _:
                 raise CompileError(
                     f"[tensor] {value.name or 'an extent or stride'} of {tensor.param.name} is "
-                    "computed, expected a number, a scalar parameter, or a product of them",
+                    "computed, expected a number, a scalar parameter, num_programs(axis), or a "
+                    "product of them",
                     tensor.loc,
                     "compute it in Python and pass it as a scalar argument",
                 )
@@ -197,7 +213,8 @@ class ViewChecks:
         """Check arrays of these sizes and return the index width they need, 32 or 64.
 
         Args:
-            scalars: the call's integer scalars; one given as an MLX array is left out.
+            scalars: the call's integer scalars, one given as an MLX array left out; and the extents
+                of its grid (`with_grid`) where a view depends on them.
             sizes: elements of each array, by parameter name.
 
         Raises:

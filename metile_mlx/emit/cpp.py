@@ -8,9 +8,13 @@ bits, so moving one never changes a NaN; each operation on it is computed in flo
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from metile_mlx.context import Context
-from metile_mlx.emit.cpp_values import HELPERS, VALUES, CppValues, scalar, write_print
-from metile_mlx.emit.cstyle import STATEMENTS, Expression, Statement, is_output
+from metile_mlx.dtypes import i32, u64
+from metile_mlx.emit.cpp_indices import Offsets, Relation, is_small, leading, permuted
+from metile_mlx.emit.cpp_values import GROUPS, HELPERS, VALUES, CppValues, write_print
+from metile_mlx.emit.cstyle import STATEMENTS, Expression, Statement
 from metile_mlx.emit.naming import unique_name
 from metile_mlx.emit.phases import Phase, Plan, Segment
 from metile_mlx.emit.source import KernelSource
@@ -19,34 +23,44 @@ from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Func, Op, Value, walk
 from metile_mlx.ir.metal import (
     Barrier,
+    Binary,
     If,
     Load,
     NumPrograms,
     Print,
     ProgramId,
     Shuffle,
-    ThreadgroupLoad,
+    SimdReduce,
+    Store,
     ThreadIndex,
 )
-from metile_mlx.ir.types import PointerType, ScalarType
-from metile_mlx.layout.affine import AffineMap
 from metile_mlx.target import SIMD_WIDTH
 
 _TAKEN = (
     *("buffers", "scalars", "grid", "begin", "end", "thread", "lane", "group", "high", "low"),
-    *("program", "program_x", "program_y", "program_z", "METILE_UNROLL"),
-    "METILE_UNROLL_SMALL",
-    *("metile_entry", "metile_scalar", "metile_sigmoid", "metile_f32_bits", "metile_bits_f32"),
-    *("metile_f16_to_f32", "metile_f32_to_f16", "metile_bf16_to_f32", "metile_f32_to_bf16"),
+    *("holds", "program", "program_x", "program_y", "program_z", "metile_run", "metile_entry"),
+    *("METILE_UNROLL", "METILE_UNROLL_SMALL", "metile_simd_sum", "metile_scalar"),
+    *("metile_sigmoid", "metile_f32_bits", "metile_bits_f32", "metile_f16_to_f32"),
+    *("metile_f32_to_f16", "metile_bf16_to_f32", "metile_f32_to_bf16"),
 )
 # Measured on exchanges of 64 to 1024 threads, g++ 12 and clang++ 14: 32 is never far from the best
 # of 8, 16, 32 and 64, which differ by up to 3 times; 64 threads unroll as a whole.
 _UNROLLED_WHOLE = 64
 _UNROLLED = 32
+_RUN = "static __attribute__((noinline)) void metile_run("
+_RANGE = "const uint32_t* grid, uint64_t begin, uint64_t end"
 _SIGNATURE = (
     'extern "C" void metile_entry(void* const* buffers, const metile_scalar* scalars,\n'
-    "                             const uint32_t* grid, uint64_t begin, uint64_t end) {"
+    f"                             {_RANGE}) {{"
 )
+
+
+@dataclass(frozen=True)
+class Held:
+    """What is known to hold in a loop."""
+
+    masks: tuple[Value, ...]
+    related: tuple[Relation, ...]
 
 
 class _Cpp(CppValues):
@@ -56,15 +70,23 @@ class _Cpp(CppValues):
         self.statements = LINES
         self.plan = Plan(func)
         self._segment: Segment | None = None
+        # What each simdgroup has combined, named before the loop that uses it.
+        self._combined: dict[Value, str] = {}
         # Where a value stands that another segment computed.
         self._placed: dict[Value, str] = {}
         self._arrays: dict[Value, str] = {}
+        self.offsets = Offsets(func, self.plan.tables)
+        # What was seen to hold, like the masks of `holding`.
+        self.related: tuple[Relation | None, ...] = ()
 
     # Structure
 
     def entry(self) -> str:
-        """The whole function."""
-        self._declare_arguments()
+        """The function that does the work, and the one to call.
+
+        Compilers believe __restrict of parameters only.
+        """
+        taken, given = self.parameters()
         self._declare_arrays()
         axes = {item.axis for item in walk(self.func.body) if isinstance(item, ProgramId)}
         ids = "xyz"[: max(axes) + 1] if axes else ""
@@ -81,24 +103,14 @@ class _Cpp(CppValues):
         self._advance(ids)
         self.depth -= 1
         self.line("}")
-        return "\n".join([_SIGNATURE, *self.lines, "}", ""])
+        head = ",\n    ".join([*taken, _RANGE])
+        call = ",\n      ".join([*given, "grid, begin, end"])
+        lines = [f"{_RUN}\n    {head}) {{", *self.lines, "}", "", _SIGNATURE]
+        return "\n".join([*lines, f"  metile_run(\n      {call});", "}", ""])
 
     def header(self) -> str:
         """What the function needs beside metile_cpu.h."""
         return "\n".join(HELPERS[name] for name in sorted(self.helpers))
-
-    def _declare_arguments(self) -> None:
-        buffers = scalars = 0
-        for param in self.func.params:
-            assert isinstance(param.type, PointerType | ScalarType)
-            name, dtype = self.name(param), param.type.dtype
-            if isinstance(param.type, ScalarType):
-                self.line(f"const {self.type(dtype)} {name} = {scalar(dtype, scalars)};")
-                scalars += 1
-                continue
-            pointer = f"{'' if is_output(param) else 'const '}{self.stored(dtype)}*"
-            self.line(f"{pointer} __restrict {name} = static_cast<{pointer}>(buffers[{buffers}]);")
-            buffers += 1
 
     def _declare_arrays(self) -> None:
         for item in self.allocations():
@@ -114,23 +126,16 @@ class _Cpp(CppValues):
 
     def _advance(self, ids: str) -> None:
         """The next program's ids, x fastest."""
-        if not ids:
-            return
-        if ids == "x":
-            self.line("if (++program_x == grid[0]) program_x = 0;")
-            return
-        self.line("if (++program_x == grid[0]) {")
-        self.depth += 1
-        self.line("program_x = 0;")
-        if ids == "xy":
-            self.line("if (++program_y == grid[1]) program_y = 0;")
-        else:
-            self.line("if (++program_y == grid[1]) {")
-            self.line("  program_y = 0;")
-            self.line("  ++program_z;")
-            self.line("}")
-        self.depth -= 1
-        self.line("}")
+        for axis, name in enumerate(ids):
+            if axis == 2:
+                self.line("++program_z;")
+            elif axis == len(ids) - 1:
+                self.line(f"if (++program_{name} == grid[{axis}]) program_{name} = 0;")
+            else:
+                self._open(f"if (++program_{name} == grid[{axis}]) {{")
+                self.line(f"program_{name} = 0;")
+        for _ in ids[1:]:
+            self._close()
 
     # Loops
 
@@ -156,72 +161,151 @@ class _Cpp(CppValues):
         self.line("}")
 
     def _write_segment(self, segment: Segment, grouped: bool) -> None:
-        """The loop; twice where masks usually hold in every thread, the first time without them."""
-        step = SIMD_WIDTH if grouped else self._step(segment)
-        masks = segment.masks if grouped or step == self.func.threads else ()
-        if grouped or segment.permuted:
-            masks = tuple(mask for mask in masks if is_uniform(mask))
-        if not masks:
-            self._write_loop(segment, step, grouped)
+        """The loop; twice where masks hold in the first threads, those without them first."""
+        if segment.span is not None:
+            self._write_span(segment, segment.span)
             return
-        self._open(f"if ({self._all_hold(masks)}) {{")
-        self.holding = frozenset(masks)
-        self._write_loop(segment, step, grouped)
-        self.holding = frozenset()
-        # Without the one mask of all stores there is nothing to do; without another there is.
-        if masks != (segment.idle_without,):
-            self.depth -= 1
-            self._open("} else {")
+        step = SIMD_WIDTH if grouped else self._step(segment)
+        simple = grouped or step == self.func.threads
+        masks = segment.masks if simple else ()
+        uniform = tuple(mask for mask in masks if is_uniform(mask))
+        varying = () if segment.permuted else tuple(m for m in masks if not is_uniform(m))
+        if leading(self.plan.tables, varying) == 0:
+            varying = ()
+        related = self.offsets.assumed(segment.ops) if simple and not segment.permuted else ()
+        tests = [self.operand(mask) for mask in uniform]
+        for each in related:
+            first, base = self.operand(each.first), self.operand(each.base)
+            tests.append(f"({base} == {first} + {each.behind})")
+        held = Held(uniform + varying, related)
+        if varying:
+            self._write_halves(segment, grouped, tests, varying, held)
+        elif not tests:
             self._write_loop(segment, step, grouped)
-        self._close()
+        else:
+            self._open(f"if ({' & '.join(tests)}) {{")
+            self._write_holding(segment, grouped, held)
+            # Without the one mask of all stores there is nothing to do; without another there is.
+            if related or uniform != (segment.idle_without,):
+                self._otherwise()
+                self._write_loop(segment, step, grouped)
+            self._close()
 
-    def _all_hold(self, masks: tuple[Value, ...]) -> str:
-        """An expression: whether every mask holds in every thread."""
-        uniform = " & ".join(self.operand(mask) for mask in masks if is_uniform(mask))
-        varying = [mask for mask in masks if not is_uniform(mask)]
-        if not varying:
-            return uniform
-        # An integer sum of bits vectorises where a bool would not.
-        name = self.fresh("masked_off")
-        self.line(f"uint32_t {name} = {f'!({uniform})' if uniform else '0'};")
-        self._open(f"for (uint32_t thread = 0; thread < {self.func.threads}; ++thread) {{")
+    def _write_span(self, segment: Segment, span: int) -> None:
+        """The accesses of the first threads; what the others would have loaded is the fill."""
+        accesses = [item for item in segment.ops if isinstance(item, Load | Store)]
+        self.holding = frozenset(item.mask for item in accesses if item.mask is not None)
+        self._segment = segment
+        if span:
+            self._open(f"for (uint32_t thread = 0; thread < {span}; ++thread) {{")
+            self._write_ops(segment, "thread")
+            self._close()
+        self._segment, self.holding = None, frozenset()
+        fills = [(i.result, i.fill) for i in accesses if isinstance(i, Load) and i.fill is not None]
+        if fills:
+            self._open(f"for (uint32_t thread = {span}; thread < {self.func.threads}; ++thread) {{")
+            for value, fill in fills:
+                self.line(f"{self._arrays[value]}[thread] = {self.operand(fill)};")
+            self._close()
+
+    def _write_holding(self, segment: Segment, grouped: bool, held: Held, end: str = "") -> None:
+        self.holding, self.related = frozenset(held.masks), held.related
+        self._write_loop(segment, SIMD_WIDTH if grouped else self._step(segment), grouped, end=end)
+        self.holding, self.related = frozenset(), ()
+
+    def _write_halves(
+        self,
+        segment: Segment,
+        grouped: bool,
+        tests: list[str],
+        varying: tuple[Value, ...],
+        held: Held,
+    ) -> None:
+        """A loop up to the first thread where a mask doesn't hold, and one from there on."""
+        threads = SIMD_WIDTH if grouped else self.func.threads
+        known = leading(self.plan.tables, varying)
+        whole = f"{known}u" if known is not None else self._count(tests, varying, grouped)
+        if grouped:
+            test = f"{whole} == 32u" if known is None else f"group + 32u <= {whole}"
+            if known is not None and tests:
+                test = f"({test}) & {' & '.join(tests)}"
+            self._open(f"if ({test}) {{")
+            self._write_holding(segment, grouped, held)
+            self._otherwise()
+            self._write_loop(segment, threads, grouped)
+            self._close()
+            return
+        if known is not None and tests:
+            name = self.fresh("whole")
+            self.line(f"const uint32_t {name} = ({' & '.join(tests)}) ? {whole} : 0u;")
+            whole = name
+        self._write_holding(segment, grouped, held, whole)
+        if known != threads or tests:
+            self._write_loop(segment, threads, grouped, begin=whole)
+
+    def _count(self, tests: list[str], varying: tuple[Value, ...], grouped: bool) -> str:
+        """The name of a variable: in how many of the first threads, or lanes, every mask holds."""
+        threads, index = (SIMD_WIDTH, "lane") if grouped else (self.func.threads, "thread")
+        name = self.fresh("whole")
+        start = f"({' & '.join(tests)}) ? {threads}u : 0u" if tests else f"{threads}u"
+        self.line(f"uint32_t {name} = {start};")
+        self._open(f"for (uint32_t {index} = 0; {index} < {threads}; ++{index}) {{")
+        if grouped:
+            self.line("const uint32_t thread = group + lane;")
         for item in self.plan.recomputation(varying):
             self.write(item)
-        for mask in varying:
-            self.line(f"{name} |= uint32_t(!{self.operand(mask)});")
+        everywhere = " & ".join(map(self.operand, varying))
+        # A minimum vectorises where a search would not.
+        self.line(f"const uint32_t holds = ({everywhere}) ? {threads}u : {index};")
+        self.line(f"{name} = holds < {name} ? holds : {name};")
         self._close()
-        return f"{name} == 0"
+        return name
 
-    def _write_loop(self, segment: Segment, step: int, grouped: bool) -> None:
+    def _otherwise(self) -> None:
+        self.depth -= 1
+        self._open("} else {")
+
+    def _write_loop(
+        self, segment: Segment, step: int, grouped: bool, begin: str = "0", end: str = ""
+    ) -> None:
         self._segment = segment
         threads = self.func.threads
         outer = "group" if grouped else "high" if step < threads else ""
         if outer == "high":
             self._open(f"for (uint32_t high = 0; high < {threads}; high += {step}) {{")
+        self._combine(segment)
         names = {value: self.name(value) for value in segment.permuted}
         highs = {}
         if outer:
             for value, moves in segment.permuted.items():
-                text = _permuted(moves, outer, step, high=True)
+                text = permuted(moves, outer, step, high=True)
                 if text != "0u":
                     highs[value] = self.fresh(f"{names[value]}_high")
                     self.line(f"const uint32_t {highs[value]} = {text};")
         if segment.permuted:
-            small = step > SIMD_WIDTH and _is_small(segment)
+            small = step > SIMD_WIDTH and is_small(segment)
             self.helpers.add("unroll_small" if small else "unroll")
             self.line("METILE_UNROLL_SMALL" if small else "METILE_UNROLL")
         inner = {"group": "lane", "high": "low", "": "thread"}[outer]
-        self._open(f"for (uint32_t {inner} = 0; {inner} < {step}; ++{inner}) {{")
+        last = end or f"{step}"
+        self._open(f"for (uint32_t {inner} = {begin}; {inner} < {last}; ++{inner}) {{")
         if outer:
             self.line(f"const uint32_t thread = {outer} + {inner};")
         for value, moves in segment.permuted.items():
-            text = _permuted(moves, inner, step, high=False)
+            text = permuted(moves, inner, step, high=False)
             text = f"{highs[value]} + ({text})" if value in highs else text
             self.line(f"const {self.type(element(value))} {names[value]} = {text};")
         self._write_ops(segment, "lane" if grouped else "thread")
         for _ in range(1 + (outer == "high")):
             self._close()
         self._segment = None
+
+    def _combine(self, segment: Segment) -> None:
+        """The reductions over lanes whose values an earlier segment of this simdgroup has kept."""
+        for item in segment.ops:
+            if isinstance(item, SimdReduce) and not is_uniform(item.src):
+                name = self._combined[item.result] = self.fresh(f"{self.name(item.result)}_group")
+                self.line(f"const float {name} = {self.combined(item)};")
 
     def _step(self, segment: Segment) -> int:
         """Threads per inner loop: how far a loop with fixed moves is unrolled."""
@@ -258,43 +342,44 @@ class _Cpp(CppValues):
         return self._placed.get(value) or super().operand(value)
 
     def write(self, item: Op) -> None:
-        if isinstance(item, ThreadIndex):
+        if isinstance(item, ThreadIndex) or self._is_masked_index(item):
             self._folded[item.result] = "thread"
+        elif self.offsets.is_offset(item) and (text := self._offset(item)):
+            self._folded[item.result] = text
         else:
+            for value in item.results:
+                self._folded.pop(value, None)
             super().write(item)
+
+    def _offset(self, item: Binary) -> str:
+        """The text of a sum where it is used; empty: it has a name."""
+        made = self.offsets.relation(item)
+        wide = element(item.result) == u64
+        if wide and made not in self.related:
+            return ""
+        base = self.operand(item.lhs if made is None else made.first)
+        parts = [base if wide else f"int64_t({self.type(i32)}({base}))"]
+        if made is not None:
+            parts.append(f"{made.behind}")
+        return " + ".join([*parts, self.operand(item.rhs)])
+
+    def group_value(self, value: Value) -> str:
+        """What this simdgroup has combined."""
+        return self._combined[value]
+
+    def combined(self, item: SimdReduce) -> str:
+        """The lanes of one simdgroup combined: this one's, or the first one's, where all agree."""
+        self.helpers.add("simd_sum")
+        array, spans = self.array(item.src)
+        return f"metile_simd_sum({array}{' + group' if spans and not item.uniform else ''})"
+
+    def _is_masked_index(self, item: Op) -> bool:
+        """A mask of the thread index that leaves it as it is."""
+        return isinstance(item, Binary) and self.plan.tables.is_thread_index(item.result)
 
     def array(self, value: Value) -> tuple[str, bool]:
         """The array a value is kept in, and whether it spans all threads."""
         return self._arrays[value], value not in self.plan.over_lanes
-
-
-def _is_small(segment: Segment) -> bool:
-    """Whether a loop reads no element of more than 16 bits."""
-    reads = (item for item in segment.ops if isinstance(item, Load | ThreadgroupLoad))
-    return all(element(item.result).bits <= 16 for item in reads)
-
-
-def _permuted(moves: AffineMap, index: str, step: int, high: bool) -> str:
-    """The image of the bits of `index`: those from `step` on (`high`) or those below it.
-
-    The two images share no bit, so they add up. The constant is shared out among them.
-    """
-    shifts: dict[int, int] = {}
-    image = 0
-    for bit, column in enumerate(moves.columns):
-        if (1 << bit >= step) == high:
-            image |= column
-            shift = column.bit_length() - 1 - bit
-            shifts[shift] = shifts.get(shift, 0) | 1 << bit
-    terms = []
-    for shift, mask in shifts.items():
-        move = f" {'<<' if shift > 0 else '>>'} {abs(shift)}" if shift else ""
-        terms.append(f"(({index} & {mask}u){move})" if move else f"({index} & {mask}u)")
-    if not terms:
-        return "0u"
-    text = " | ".join(terms)
-    constant = moves.constant & image
-    return f"({text}) ^ {constant}u" if constant else text
 
 
 def _program_id(e: _Cpp, item: ProgramId) -> str:
@@ -317,6 +402,13 @@ def _shuffle(e: _Cpp, item: Shuffle) -> str:
     return f"{array}[group + {lane}]" if spans else f"{array}[{lane}]"
 
 
+def _simd_reduce(e: _Cpp, item: SimdReduce) -> str:
+    if is_uniform(item.src):
+        # Doubled five times: what the tree over equal lanes gives.
+        return f"{e.operand(item.src)} * 32.0f"
+    return e.combined(item) if item.uniform else e.group_value(item.result)
+
+
 def _barrier(e: _Cpp, item: Barrier) -> None:
     """Nothing: phases end there."""
 
@@ -327,8 +419,14 @@ EXPRESSIONS: dict[type[Op], Expression] = {
     ProgramId: _program_id,
     NumPrograms: _num_programs,
     Shuffle: _shuffle,
+    SimdReduce: _simd_reduce,
 }
-LINES: dict[type[Op], Statement] = {**STATEMENTS, Barrier: _barrier, Print: write_print}
+LINES: dict[type[Op], Statement] = {
+    **STATEMENTS,
+    **GROUPS,
+    Barrier: _barrier,
+    Print: write_print,
+}
 
 
 def emit_cpp(func: Func, ctx: Context) -> KernelSource:

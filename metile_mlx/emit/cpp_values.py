@@ -6,11 +6,12 @@ from types import MappingProxyType
 
 from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32, u8, u16, u32
 from metile_mlx.emit.arithmetic import ARITHMETIC, unary
-from metile_mlx.emit.cstyle import MEMORY, CStyle, Expression
+from metile_mlx.emit.cstyle import MEMORY, CStyle, Expression, Statement, is_output
 from metile_mlx.emit.literals import CPP, Spelling, quoted
 from metile_mlx.ir.arith import BinaryKind, UnaryKind, element
 from metile_mlx.ir.core import Op
-from metile_mlx.ir.metal import Print, Unary
+from metile_mlx.ir.metal import Extract, LoadGroup, Print, StoreGroup, Unary
+from metile_mlx.ir.types import PointerType, ScalarType
 
 _FUNCTIONS = {
     "rsqrt": "1.0f / std::sqrt({})",
@@ -39,13 +40,34 @@ _UNROLL_SMALL = """\
 #define METILE_UNROLL_SMALL _Pragma("GCC unroll 64")
 #endif
 """
+_SUM = """\
+// The sum of 32 lanes by halves: the order of additions never depends on the machine.
+static inline float metile_simd_sum(const float* lanes) {
+  float part[16];
+  for (int lane = 0; lane < 16; ++lane) part[lane] = lanes[lane] + lanes[lane + 16];
+  for (int lane = 0; lane < 8; ++lane) part[lane] += part[lane + 8];
+  for (int lane = 0; lane < 4; ++lane) part[lane] += part[lane + 4];
+  for (int lane = 0; lane < 2; ++lane) part[lane] += part[lane + 2];
+  return part[0] + part[1];
+}
+"""
 HELPERS = {
     "print": "#include <cstdio>\n",
     "sigmoid": _SIGMOID,
+    "simd_sum": _SUM,
     "unroll": _UNROLL,
     "unroll_small": _UNROLL_SMALL,
 }
 _HALVES = frozenset({f16, bf16})
+
+
+def scalar(dtype: DType, number: int) -> str:
+    """One of the scalars of a call."""
+    fields = {bool_: "b != 0", i32: "i", u32: "u", f32: "f"}
+    field = fields.get(dtype)
+    if field is not None:
+        return f"scalars[{number}].{field}"
+    return f"{CPP.types[dtype]}(scalars[{number}].{'u' if dtype in _HALVES else 'raw'})"
 
 
 class CppValues(CStyle):
@@ -55,6 +77,24 @@ class CppValues(CStyle):
     logical = MappingProxyType({BinaryKind.AND: "&", BinaryKind.OR: "|", BinaryKind.XOR: "!="})
     signed_wraps = True
     native = frozenset({f32})
+
+    def parameters(self) -> tuple[list[str], list[str]]:
+        """What the function that does the work takes, and what it is given."""
+        taken, given = [], []
+        buffers = scalars = 0
+        for param in self.func.params:
+            assert isinstance(param.type, PointerType | ScalarType)
+            name, dtype = self.name(param), param.type.dtype
+            if isinstance(param.type, ScalarType):
+                taken.append(f"const {self.type(dtype)} {name}")
+                given.append(scalar(dtype, scalars))
+                scalars += 1
+            else:
+                pointer = f"{'' if is_output(param) else 'const '}{self.stored(dtype)}*"
+                taken.append(f"{pointer} __restrict {name}")
+                given.append(f"static_cast<{pointer}>(buffers[{buffers}])")
+                buffers += 1
+        return taken, given
 
     def stored(self, dtype: DType) -> str:
         """The type of an element in memory."""
@@ -88,15 +128,6 @@ class CppValues(CStyle):
         return text if self.type(source) == self.type(dtype) else f"{self.type(dtype)}({text})"
 
 
-def scalar(dtype: DType, number: int) -> str:
-    """One of the scalars of a call."""
-    fields = {bool_: "b != 0", i32: "i", u32: "u", f32: "f"}
-    field = fields.get(dtype)
-    if field is not None:
-        return f"scalars[{number}].{field}"
-    return f"{CPP.types[dtype]}(scalars[{number}].{'u' if dtype in _HALVES else 'raw'})"
-
-
 def _unary(e: CppValues, item: Unary) -> str:
     """Signs of f16 and bf16 are bits; all else is shared."""
     if element(item.src) in _HALVES and item.kind is UnaryKind.NEG:
@@ -123,4 +154,21 @@ def write_print(e: CppValues, item: Print) -> None:
     e.line(text if item.mask is None else f"if ({e.operand(item.mask)}) {{ {text} }}")
 
 
-VALUES: dict[type[Op], Expression] = {**ARITHMETIC, **MEMORY, Unary: _unary}
+def _load_group(e: CppValues, item: LoadGroup) -> None:
+    """Nothing: each lane is read where it is extracted, and loops over threads read neighbours."""
+
+
+def _extract(e: CppValues, item: Extract) -> str:
+    group = e.defined[item.vector]
+    assert isinstance(group, LoadGroup)
+    index, mask, fill = group.parts()[item.lane]
+    return e.load_text(group.buffer, e.operand(index), mask, fill)
+
+
+def _store_group(e: CppValues, item: StoreGroup) -> None:
+    for index, value, mask in item.parts():
+        e.store_line(item.buffer, e.operand(index), value, mask)
+
+
+VALUES: dict[type[Op], Expression] = {**ARITHMETIC, **MEMORY, Unary: _unary, Extract: _extract}
+GROUPS: dict[type[Op], Statement] = {LoadGroup: _load_group, StoreGroup: _store_group}

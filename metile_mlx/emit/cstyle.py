@@ -29,6 +29,7 @@ from metile_mlx.ir.metal import (
     NumPrograms,
     ProgramId,
     Shuffle,
+    SimdReduce,
     Store,
     ThreadgroupAlloc,
     ThreadgroupLoad,
@@ -36,7 +37,7 @@ from metile_mlx.ir.metal import (
     ThreadIndex,
     Yield,
 )
-from metile_mlx.ir.types import PointerType, ScalarType, ScratchType
+from metile_mlx.ir.types import PointerType, ScalarType, ScratchType, VectorType
 
 # (emitter, op) -> the expression of its result; (emitter, op) -> None, having written its lines.
 Expression = Callable[[Any, Any], str]
@@ -49,6 +50,7 @@ _DEFAULT_NAMES: dict[type[Op], str] = {
     NumPrograms: "programs",
     ThreadgroupLoad: "exchanged",
     Shuffle: "shuffled",
+    SimdReduce: "combined",
     Load: "loaded",
 }
 
@@ -118,6 +120,8 @@ class CStyle(ABC):
             return _DEFAULT_NAMES[type(item)]
         if isinstance(item, Cast) and item.src.name:
             return f"{item.src.name}_{item.dtype}"
+        if isinstance(value.type, VectorType):
+            return "vector"
         if element(value) == bool_:
             return "is_true" if isinstance(item, Compare) else "mask"
         return "index" if element(value).is_integer else "value"
@@ -236,17 +240,32 @@ class CStyle(ABC):
         del dtype
         return text
 
+    def load_text(self, buffer: Value, at: str, mask: Value | None, fill: Value | None) -> str:
+        """`mask ? buffer[at] : fill`: a lane that is masked off touches no memory."""
+        assert isinstance(buffer.type, PointerType)
+        text = f"{self.name(buffer)}[{at}]"
+        text = self.buffer_value(text, buffer.type.dtype)
+        if mask is None or fill is None or mask in self.holding:
+            return text
+        return f"{self.operand(mask)} ? {text} : {self.operand(fill)}"
+
+    def store_line(self, buffer: Value, at: str, value: Value, mask: Value | None) -> None:
+        """`buffer[at] = value;`, guarded by the mask."""
+        text = f"{self.name(buffer)}[{at}] = {self.operand(value)};"
+        if mask is None or mask in self.holding:
+            self.line(text)
+        else:
+            self.line(f"if ({self.operand(mask)}) {{ {text} }}")
+
     def store_row(self, item: Store) -> None:
-        """`buffer[index] = value;`, guarded by the mask."""
-        text = f"{self.name(item.buffer)}[{self.operand(item.index)}] = {self.operand(item.value)};"
-        mask = None if item.mask in self.holding else item.mask
-        self.line(text if mask is None else f"if ({self.operand(mask)}) {{ {text} }}")
+        """The line of a store."""
+        self.store_line(item.buffer, self.operand(item.index), item.value, item.mask)
 
     def threadgroup_store_row(self, item: ThreadgroupStore) -> None:
-        """`scratch[index] = value;`"""
-        self.line(
-            f"{self.name(item.buffer)}[{self.operand(item.index)}] = {self.operand(item.value)};"
-        )
+        """`scratch[index] = value;`, guarded by the mask."""
+        text = f"{self.name(item.buffer)}[{self.operand(item.index)}] = {self.operand(item.value)};"
+        mask = item.mask
+        self.line(text if mask is None else f"if ({self.operand(mask)}) {{ {text} }}")
 
     def if_row(self, item: If) -> None:
         """The results declared before, then both branches, each of which assigns them."""
@@ -268,19 +287,17 @@ class CStyle(ABC):
 
 
 def load(emitter: CStyle, item: Load) -> str:
-    """`mask ? buffer[index] : fill`: a lane that is masked off touches no memory."""
-    assert isinstance(item.buffer.type, PointerType)
-    text = f"{emitter.name(item.buffer)}[{emitter.operand(item.index)}]"
-    text = emitter.buffer_value(text, item.buffer.type.dtype)
-    if item.mask is None or item.fill is None or item.mask in emitter.holding:
-        return text
-    return f"{emitter.operand(item.mask)} ? {text} : {emitter.operand(item.fill)}"
+    """The element, or the fill."""
+    return emitter.load_text(item.buffer, emitter.operand(item.index), item.mask, item.fill)
 
 
 def threadgroup_load(emitter: CStyle, item: ThreadgroupLoad) -> str:
-    """`scratch[index]`"""
+    """`mask ? scratch[index] : fill`"""
     assert isinstance(item.buffer.type, ScratchType)
-    return f"{emitter.name(item.buffer)}[{emitter.operand(item.index)}]"
+    text = f"{emitter.name(item.buffer)}[{emitter.operand(item.index)}]"
+    if item.mask is None or item.fill is None:
+        return text
+    return f"{emitter.operand(item.mask)} ? {text} : {emitter.operand(item.fill)}"
 
 
 def constant(emitter: CStyle, item: Constant) -> str:

@@ -3,8 +3,8 @@ F24).
 
 MLX writes the signature. Inputs are `const device T*`, or `const constant T*` below 8 elements, so
 an input is only ever indexed by its own name, never aliased by a pointer of either address space
-(F08). A runtime scalar is an input of shape (1,), read once. Outputs are `device T*`. Attributes
-are taken by name.
+(F08); helpers that take an address exist for both. A runtime scalar is an input of shape (1,), read
+once. Outputs are `device T*`. Attributes are taken by name.
 
 Math. In `safe` mode the text itself asks for the `precise` variants, because not every MLX passes
 the math mode on to Metal; in the other modes it leaves the choice to the compiler, and NaN is not
@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 from metile_mlx.context import Context
 from metile_mlx.dtypes import DType, f16, f32
+from metile_mlx.emit import msl_groups as groups
 from metile_mlx.emit.arithmetic import ARITHMETIC
 from metile_mlx.emit.cstyle import MEMORY, STATEMENTS, CStyle, Expression, Statement
 from metile_mlx.emit.literals import MSL as SPELLING
@@ -27,7 +28,18 @@ from metile_mlx.emit.source import KernelSource
 from metile_mlx.errors import UnsupportedError
 from metile_mlx.ir.arith import BinaryKind
 from metile_mlx.ir.core import Func, Op, Value
-from metile_mlx.ir.metal import Barrier, NumPrograms, Print, ProgramId, Shuffle, ThreadIndex
+from metile_mlx.ir.metal import (
+    Barrier,
+    Extract,
+    LoadGroup,
+    NumPrograms,
+    Print,
+    ProgramId,
+    Shuffle,
+    SimdReduce,
+    StoreGroup,
+    ThreadIndex,
+)
 from metile_mlx.ir.types import ScalarType
 
 # Exact, so they have no fast variant.
@@ -66,7 +78,7 @@ inline float metile_erf(float x) {{
 }}
 """
 _HELPERS = {"erf": _ERF, "sigmoid": _SIGMOID}
-_NAMES = frozenset(f"metile_{name}" for name in _HELPERS)
+_NAMES = frozenset({*(f"metile_{name}" for name in _HELPERS), *groups.NAMES})
 
 
 class _Msl(CStyle):
@@ -100,7 +112,10 @@ class _Msl(CStyle):
     def header(self) -> str:
         """The helper functions the body calls."""
         exp = self._math("exp")
-        return "\n".join(_HELPERS[name].format(exp=exp) for name in sorted(self.helpers))
+        return "\n".join(
+            groups.HELPERS[name] if name in groups.HELPERS else _HELPERS[name].format(exp=exp)
+            for name in sorted(self.helpers)
+        )
 
     def _math(self, name: str) -> str:
         precise = self.ctx.math_mode == "safe" and name not in _EXACT
@@ -141,6 +156,10 @@ def _shuffle(e: _Msl, item: Shuffle) -> str:
     return f"simd_shuffle({e.operand(item.src)}, {e.operand(item.lane)})"
 
 
+def _simd_reduce(e: _Msl, item: SimdReduce) -> str:
+    return f"simd_{item.kind.value}({e.operand(item.src)})"
+
+
 def _barrier(e: _Msl, item: Barrier) -> None:
     e.line("threadgroup_barrier(mem_flags::mem_threadgroup);")
 
@@ -165,8 +184,16 @@ EXPRESSIONS: dict[type[Op], Expression] = {
     ProgramId: _program_id,
     NumPrograms: _num_programs,
     Shuffle: _shuffle,
+    SimdReduce: _simd_reduce,
+    Extract: groups.extract,
 }
-LINES: dict[type[Op], Statement] = {**STATEMENTS, Barrier: _barrier, Print: _print}
+LINES: dict[type[Op], Statement] = {
+    **STATEMENTS,
+    Barrier: _barrier,
+    LoadGroup: groups.load_group,
+    StoreGroup: groups.store_group,
+    Print: _print,
+}
 
 
 def emit_msl(func: Func, ctx: Context) -> KernelSource:

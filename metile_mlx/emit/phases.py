@@ -1,15 +1,18 @@
 """How one threadgroup becomes loops on a CPU: what runs once, in which loop, and what has to be
 kept (X4).
 
-Uniform values are computed once per program. The rest is cut into *phases* at those barriers that
-order two accesses of one memory, and a phase into *segments*: a segment is one loop over threads.
-Without a shuffle a phase runs each segment over all threads. With shuffles it runs simdgroup by
-simdgroup, each segment over 32 lanes, and a shuffle starts a segment after the one that computes
-what it moves.
+Uniform values are computed once per program: before all loops, or, where they follow from a
+reduction, in a phase without a loop as soon as its total is known. The rest is cut into *phases* at
+those barriers that order two accesses of one memory, and a phase into *segments*: a segment is one
+loop over threads. Without a shuffle a phase runs each segment over all threads. With shuffles it
+runs simdgroup by simdgroup, each segment over 32 lanes, and a shuffle or a reduction over lanes
+starts a segment after the one that computes what it moves or combines.
 
 A value used in another segment than its own is kept in an array, over the lanes of a simdgroup
 within one phase with shuffles, else over all threads. Integer work on the thread index is computed
 again instead.
+
+A masked access that only the first threads make gets a loop over those (`ragged`).
 
 Where a segment reads memory at a permutation of the thread index, its loop is unrolled, so that
 slots are constants and compilers see fixed moves instead of gathers. Such a segment does little
@@ -18,16 +21,21 @@ else: more work is split off into a segment after it, whose loop vectorises.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from metile_mlx.emit import ragged
 from metile_mlx.emit.thread_tables import ThreadTables, is_cheap, is_uniform
 from metile_mlx.ir.core import Effect, Func, Op, Value, definitions, walk
 from metile_mlx.ir.metal import (
     Barrier,
+    Extract,
     Load,
+    LoadGroup,
     Shuffle,
+    SimdReduce,
     Store,
+    StoreGroup,
     ThreadgroupAlloc,
     ThreadgroupLoad,
     ThreadgroupStore,
@@ -36,7 +44,10 @@ from metile_mlx.ir.types import ScalarType
 from metile_mlx.layout.affine import AffineMap
 
 # Ops that do not count as work to be split off.
-_MEMORY = (Load, Store, ThreadgroupLoad, ThreadgroupStore, Shuffle)
+_MEMORY = (
+    *(Load, Store, ThreadgroupLoad, ThreadgroupStore, Shuffle),
+    *(LoadGroup, Extract, StoreGroup),
+)
 
 
 @dataclass
@@ -50,6 +61,7 @@ class Segment:
         kept: values to be put into arrays.
         masks: of its loads and stores: uniform, or computed again from the thread index.
         idle_without: a uniform mask without which the loop does nothing.
+        span: the first threads, the only ones in which the masks of its accesses hold.
     """
 
     assigned: list[Op] = field(default_factory=list)
@@ -58,6 +70,7 @@ class Segment:
     kept: set[Value] = field(default_factory=set)
     masks: tuple[Value, ...] = ()
     idle_without: Value | None = None
+    span: int | None = None
 
 
 @dataclass
@@ -84,13 +97,14 @@ class Plan:
         self._defined = definitions(func)
         self.tables = ThreadTables(func.threads, self._defined)
         shuffles = [item for item in func.body.ops if isinstance(item, Shuffle)]
-        self._moved = {item.src for item in shuffles if not is_uniform(item.src)}
+        across = [item for item in func.body.ops if isinstance(item, Shuffle | SimdReduce)]
+        self._moved = {item.src for item in across if not is_uniform(item.src)}
         self._lanes = {item.lane for item in shuffles}
-        self.uniform = [item for item in func.body.ops if _runs_once(item)]
+        self.uniform, rest = _hoist(func.body.ops)
         self.phases: list[Phase] = []
         self._home: dict[Value, tuple[Phase, Segment]] = {}
-        once = set(self.uniform)
-        self._cut(item for item in func.body.ops if item not in once)
+        self._cut(rest)
+        self.phases = [part for phase in self.phases for part in self._without_ragged(phase)]
         self._split()
         self._over_threads: set[Value] = set()
         self._over_lanes: set[Value] = set()
@@ -124,11 +138,13 @@ class Plan:
     def _place(self, item: Op) -> None:
         if self._is_recomputed(item) or isinstance(item, ThreadgroupAlloc):
             return
-        once = isinstance(item, Store) and all(is_uniform(value) for value in item.operands())
+        once = _runs_once(item) or _is_total(item)
+        if isinstance(item, Store):
+            once = all(is_uniform(value) for value in item.operands())
         if not self.phases or self.phases[-1].once != once:
             self.phases.append(Phase(once=once))
         phase = self.phases[-1]
-        if isinstance(item, Shuffle) and not is_uniform(item.src):
+        if isinstance(item, Shuffle | SimdReduce) and not once and not is_uniform(item.src):
             phase.grouped = True
             if self._home.get(item.src, (None, None))[1] is phase.segments[-1]:
                 phase.segments.append(Segment())
@@ -139,6 +155,38 @@ class Plan:
 
     def _is_recomputed(self, item: Op) -> bool:
         return is_cheap(item) and item.result not in self._moved
+
+    def _without_ragged(self, phase: Phase) -> list[Phase]:
+        """The phase without its ragged accesses, between the loops that make them."""
+        if phase.once:
+            return [phase]
+        ops = [item for segment in phase.segments for item in segment.assigned]
+        last = ragged.last_stores(ops, lambda item: self._span(item) is not None)
+        before: dict[int, list[Op]] = {}
+        after: list[Segment] = []
+        for item in ops:
+            span = self._span(item)
+            if span is None:
+                continue
+            if isinstance(item, Load):
+                before.setdefault(span, []).append(item)
+            elif item in last:
+                if not after or after[-1].span != span:
+                    after.append(Segment(span=span))
+                after[-1].assigned.append(item)
+        loads = [Segment(items, span=span) for span, items in before.items()]
+        moved = {item for segment in (*loads, *after) for item in segment.assigned}
+        for segment in phase.segments:
+            segment.assigned = [item for item in segment.assigned if item not in moved]
+        return [Phase(loads), phase, Phase(after)]
+
+    def _span(self, item: Op) -> int | None:
+        """The first threads, if they alone make this access and nothing in a loop decides where."""
+        if not isinstance(item, Load | Store) or not self._is_known(item.index):
+            return None
+        if isinstance(item, Load) and (item.fill is None or not is_uniform(item.fill)):
+            return None
+        return ragged.span(item.mask, self.tables)
 
     def _split(self) -> None:
         for phase in self.phases:
@@ -191,21 +239,21 @@ class Plan:
             for segment in reversed(phase.segments):
                 needed: set[Op] = set()
                 for item in segment.assigned:
-                    if _has_effect(item) or segment.kept.intersection(item.results):
+                    if phase.once or _has_effect(item) or segment.kept.intersection(item.results):
                         self._need(item, phase, segment, needed)
                 segment.ops = sorted(needed, key=self._order.__getitem__)
-                if not phase.once:
+                if not phase.once and segment.span is None:
                     self._mask(segment)
         for phase in self.phases:
             phase.segments = [segment for segment in phase.segments if segment.ops]
         self.phases = [phase for phase in self.phases if phase.segments]
 
     def _mask(self, segment: Segment) -> None:
-        found = [item.mask for item in segment.ops if isinstance(item, Load | Store)]
+        found = [mask for item in segment.ops for mask in _masks(item)]
         known = (mask for mask in found if mask is not None and self._is_known(mask))
         segment.masks = tuple(dict.fromkeys(known))
         effects = [item for item in segment.ops if _has_effect(item)]
-        guards = {item.mask if isinstance(item, Store) else None for item in effects}
+        guards = {mask for item in effects for mask in _masks(item) or (None,)}
         (guard,) = guards if len(guards) == 1 else (None,)
         if guard is not None and is_uniform(guard) and not segment.kept:
             segment.idle_without = guard
@@ -244,12 +292,58 @@ class Plan:
 
     def _keep(self, value: Value, phase: Phase, segment: Segment, user: Op) -> None:
         home_phase, home = self._home[value]
-        shuffled = isinstance(user, Shuffle) and value is user.src
+        shuffled = isinstance(user, Shuffle | SimdReduce) and value is user.src
         if home is segment and not shuffled:
             return
         home.kept.add(value)
         near = home_phase is phase and phase.grouped
         (self._over_lanes if near else self._over_threads).add(value)
+
+
+def _hoist(ops: Sequence[Op]) -> tuple[list[Op], list[Op]]:
+    """What runs before all loops, and the rest: uniform work on a total directly behind it."""
+    before: list[Op] = []
+    late: list[Op] = []
+    pending: set[Value] = set()
+    for item in ops:
+        if _is_total(item):
+            pending.add(item.result)
+        elif _runs_once(item):
+            if pending.isdisjoint(_reads(item)):
+                before.append(item)
+            else:
+                late.append(item)
+                pending.update(item.results)
+    moved = {*before, *late}
+    rest: list[Op] = []
+    for item in ops:
+        if item in moved:
+            continue
+        rest.append(item)
+        if _is_total(item):
+            pending.discard(item.result)
+            waiting = late
+            late = []
+            for other in waiting:
+                if pending.isdisjoint(_reads(other)):
+                    rest.append(other)
+                    pending.difference_update(other.results)
+                else:
+                    late.append(other)
+    return before, rest
+
+
+def _is_total(item: Op) -> bool:
+    """A reduction over the threadgroup: the same in every thread, known after all of them."""
+    return isinstance(item, SimdReduce) and item.uniform
+
+
+def _reads(item: Op) -> Iterator[Value]:
+    """The operands of an op and of what its blocks hold."""
+    yield from item.operands()
+    for block in item.blocks():
+        for inner in walk(block):
+            yield from inner.operands()
 
 
 def _runs_once(item: Op) -> bool:
@@ -261,6 +355,17 @@ def _runs_once(item: Op) -> bool:
         and all(is_uniform(value) for value in (*part.operands(), *part.results))
         for part in parts
     )
+
+
+def _masks(item: Op) -> tuple[Value | None, ...]:
+    """The masks of an access to arrays."""
+    match item:
+        case Load() | Store():
+            return (item.mask,)
+        case LoadGroup() | StoreGroup():
+            return item.masks
+        case _:
+            return ()
 
 
 def _has_effect(item: Op) -> bool:
@@ -276,6 +381,6 @@ def _accesses(ops: Iterable[Op]) -> tuple[set[Value], set[Value]]:
         for part in (item, *(inner for block in item.blocks() for inner in walk(block))):
             if isinstance(part, ThreadgroupLoad):
                 reads.add(part.buffer)
-            elif isinstance(part, ThreadgroupStore | Store):
+            elif isinstance(part, ThreadgroupStore | Store | StoreGroup):
                 writes.add(part.buffer)
     return reads, writes

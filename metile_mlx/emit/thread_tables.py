@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from metile_mlx.ir.arith import SHIFTS, BinaryKind, element
+from metile_mlx.ir.arith import SHIFTS, BinaryKind, CompareKind, element
 from metile_mlx.ir.core import Op, Value
 from metile_mlx.ir.metal import (
     Binary,
@@ -20,7 +20,7 @@ from metile_mlx.ir.metal import (
     ThreadIndex,
     Unary,
 )
-from metile_mlx.ir.types import ScalarType
+from metile_mlx.ir.types import ScalarType, VectorType
 from metile_mlx.layout.affine import AffineMap
 from metile_mlx.target import SIMD_WIDTH
 
@@ -36,12 +36,22 @@ _ON_TABLES: dict[BinaryKind, Callable[[Table, Table], Table]] = {
     BinaryKind.SHL: operator.lshift,
     BinaryKind.SHR: operator.rshift,
 }
+_COMPARISONS: dict[CompareKind, Callable[[Table, Table], NDArray[np.bool_]]] = {
+    CompareKind.EQ: operator.eq,
+    CompareKind.NE: operator.ne,
+    CompareKind.LT: operator.lt,
+    CompareKind.LE: operator.le,
+    CompareKind.GT: operator.gt,
+    CompareKind.GE: operator.ge,
+}
 _SLOW = frozenset({BinaryKind.DIV, BinaryKind.REM, BinaryKind.POW})
 
 
 def is_uniform(value: Value) -> bool:
-    """Whether a scalar is the same in every thread; buffers are."""
-    return not isinstance(value.type, ScalarType) or value.type.uniform
+    """Whether a scalar is the same in every thread; buffers are, vectors are not."""
+    if isinstance(value.type, ScalarType):
+        return value.type.uniform
+    return not isinstance(value.type, VectorType)
 
 
 def is_cheap(item: Op) -> bool:
@@ -97,6 +107,17 @@ class ThreadTables:
         if not item.dtype.is_integer or not 0 <= item.value <= _TOP:
             return None
         return np.full(self._threads, int(item.value), np.int64)
+
+    def holds(self, mask: Value) -> NDArray[np.bool_] | None:
+        """A mask in threads 0, 1, ...; None if it depends on more than the thread index."""
+        item = self._defined.get(mask)
+        if isinstance(item, Binary) and item.kind is BinaryKind.AND:
+            a, b = self.holds(item.lhs), self.holds(item.rhs)
+            return None if a is None or b is None else a & b
+        if not isinstance(item, Compare) or not element(item.lhs).is_integer:
+            return None
+        lhs, rhs = self._operand(item.lhs), self._operand(item.rhs)
+        return None if lhs is None or rhs is None else _COMPARISONS[item.kind](lhs, rhs)
 
     def permutation(self, value: Value, lanes: bool = False) -> AffineMap | None:
         """The value as a permutation of the bits of the thread index and a constant, or None.

@@ -13,7 +13,8 @@ from threading import Lock
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.emulator import kernel, toolchain
 from metile_mlx.runtime import metal
-from metile_mlx.runtime.backends import MetalBackend
+from metile_mlx.runtime.backend import Request
+from metile_mlx.runtime.backends import MetalBackend, registered_source
 from metile_mlx.runtime.optional import MLX_MISSING
 from metile_mlx.target import EMULATOR, Target
 
@@ -34,7 +35,9 @@ class EmulatorBackend(MetalBackend):
     def available(self) -> str | None:
         return f"mlx is not installed: {MLX_MISSING}" if MLX_MISSING else toolchain.available()
 
-    def register(self, source: KernelSource) -> metal.MetalKernel:
+    def register(self, request: Request) -> metal.MetalKernel:
+        """No pipeline limits it."""
+        source = registered_source(request)
         with self._lock:
             found = self._registered.get(source)
             if found is None:

@@ -64,6 +64,7 @@ class Build:
         call: the call being translated, for messages.
         tensors: declarations, loads and stores so far.
         lazy_scalars: runtime scalars that came as MLX arrays, as loaded at entry.
+        grid_extents: results of num_programs, which the host knows too.
         loops, branches: how many unrolled loops and runtime branches are open.
     """
 
@@ -72,6 +73,7 @@ class Build:
         self.call = Call("kernel", loc)
         self.tensors = Tensors()
         self.lazy_scalars: set[Value] = set()
+        self.grid_extents: set[Value] = set()
         self.loops = 0
         self.branches = 0
         self._scope = Scope(Builder(loc))

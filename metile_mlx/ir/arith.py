@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
-from metile_mlx.dtypes import DType, Kind, bool_
+from metile_mlx.dtypes import DType, Kind, bool_, f32
 from metile_mlx.errors import CompileError
 from metile_mlx.ir.core import Value
-from metile_mlx.ir.types import ScalarType, TileType
+from metile_mlx.ir.types import ScalarType, TileType, Type
 
 
 class UnaryKind(Enum):
@@ -62,6 +63,12 @@ class CompareKind(Enum):
     GE = "ge"
 
 
+class CombineKind(Enum):
+    """How a reduction combines the elements of a tile."""
+
+    SUM = "sum"
+
+
 FLOAT_UNARY = frozenset(UnaryKind) - {UnaryKind.NEG, UnaryKind.NOT, UnaryKind.ABS}
 BITWISE = frozenset({BinaryKind.AND, BinaryKind.OR, BinaryKind.XOR})
 SHIFTS = frozenset({BinaryKind.SHL, BinaryKind.SHR})
@@ -113,3 +120,45 @@ def check_binary(kind: BinaryKind, lhs: DType, rhs: DType) -> None:
         )
     if kind is BinaryKind.POW and not lhs.is_float:
         raise CompileError(f"** takes floats, got {lhs}", hint="cast to f32 first, or multiply")
+
+
+def check_reduced(kind: CombineKind, src: Value) -> None:
+    """Raise CompileError unless `src` is a tile that reductions take: f32 only (SPEC R4)."""
+    if not isinstance(src.type, TileType):
+        raise CompileError(
+            f"[{kind.value}] got {src.type}, expected a tile",
+            hint="a uniform scalar has nothing to reduce",
+        )
+    if src.type.dtype != f32:
+        raise CompileError(
+            f"[{kind.value}] {src.name or 'the tile'} is {src.type.dtype}, expected f32",
+            hint="cast to f32 before summing: metile.cast(x, metile.f32)",
+        )
+
+
+def join(values: Iterable[Value], dtype: DType) -> Type:
+    """The type of an elementwise result: the shape and layout of the tiles among `values`.
+
+    A tile whose layout is undecided takes that of the others; whether decided owners agree is the
+    ownership pass's business (SPEC O3), so the first one is taken here.
+
+    Raises:
+        CompileError: two tiles of different shapes.
+    """
+    tiles = [(value, value.type) for value in values if isinstance(value.type, TileType)]
+    if not tiles:
+        uniform = all(value.type.uniform for value in values if isinstance(value.type, ScalarType))
+        return ScalarType(dtype, uniform)
+    first = tiles[0]
+    for other in tiles[1:]:
+        if other[1].shape != first[1].shape:
+            raise CompileError(
+                f"tiles of different shapes meet: {_named(*first)} and {_named(*other)}",
+                hint="tile sizes agree within a kernel; reshape or use one size",
+            )
+    layout = next((type_.layout for _, type_ in tiles if type_.layout is not None), None)
+    return TileType(dtype, first[1].shape, layout)
+
+
+def _named(value: Value, type_: TileType) -> str:
+    return f"{value.name or 'a value'} {type_.shape}"

@@ -73,6 +73,9 @@ class Op:
 
     def operands(self) -> tuple[Value, ...]:
         """All operands in field order."""
+        known: tuple[Value, ...] | None = self.__dict__.get("_operands")
+        if known is not None:
+            return known
         found: list[Value] = []
         for name in self.operand_fields:
             item = getattr(self, name)
@@ -80,6 +83,8 @@ class Op:
                 found.append(item)
             elif isinstance(item, tuple):
                 found.extend(part for part in item if isinstance(part, Value))
+        # Every pass and verifier asks, and the fields never change.
+        object.__setattr__(self, "_operands", tuple(found))
         return tuple(found)
 
     def blocks(self) -> tuple[Block, ...]:

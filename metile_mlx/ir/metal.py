@@ -6,18 +6,19 @@ that an emitter may write plain signed arithmetic, which is undefined on overflo
 
 from __future__ import annotations
 
-from metile_mlx.dtypes import DType, bool_, i32, u16, u32, u64
+from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32, u16, u32, u64
 from metile_mlx.errors import CompileError
 from metile_mlx.ir.arith import (
     TILE_ONLY,
     BinaryKind,
+    CombineKind,
     CompareKind,
     UnaryKind,
     check_unary,
     element,
 )
 from metile_mlx.ir.core import Block, Effect, Op, Value, op
-from metile_mlx.ir.types import PointerType, ScalarType, ScratchType, Type
+from metile_mlx.ir.types import PointerType, ScalarType, ScratchType, Type, VectorType
 
 
 def scalar(dtype: DType, *values: Value | None) -> ScalarType:
@@ -174,12 +175,16 @@ class Fma(Op):
 
 @op("metal.load", Effect.READ)
 class Load(Op):
-    """buffer[index] where `mask` (None: always), else `fill`; no access where masked off."""
+    """buffer[index] where `mask` (None: always), else `fill`; no access where masked off.
+
+    The register slots of one tensor load have one number, `access`, that no other access has.
+    """
 
     buffer: Value
     index: Value
     mask: Value | None = None
     fill: Value | None = None
+    access: int | None = None
 
     def infer(self) -> tuple[Type, ...]:
         assert isinstance(self.buffer.type, PointerType)
@@ -193,12 +198,13 @@ class Load(Op):
 
 @op("metal.store", Effect.WRITE)
 class Store(Op):
-    """buffer[index] = value where `mask` (None: always)."""
+    """buffer[index] = value where `mask` (None: always); `access` as in Load."""
 
     buffer: Value
     index: Value
     value: Value
     mask: Value | None = None
+    access: int | None = None
 
     def verify(self) -> None:
         _address(self.buffer, self.index)
@@ -226,6 +232,102 @@ def _address(buffer: Value, index: Value) -> None:
         raise CompileError(f"metal memory op on {buffer.type} at an index of {element(index)}")
 
 
+GROUP_WIDTH = 4
+"""Accesses that make a group."""
+
+GROUPED_DTYPES = (f16, bf16, f32)
+"""What groups hold."""
+
+
+@op("metal.load_group", Effect.READ)
+class LoadGroup(Op):
+    """Four loads of one tensor load, as a vector: lane k is what a Load of part k would give.
+
+    The indices are consecutive in every thread, modulo 2**32. `checked`: whether some number may
+    have wrapped, so that they have to be compared when the kernel runs (SPEC V1, V2).
+    """
+
+    buffer: Value
+    indices: tuple[Value, ...]
+    masks: tuple[Value | None, ...]
+    fills: tuple[Value | None, ...]
+    checked: bool = True
+    access: int | None = None
+
+    def infer(self) -> tuple[Type, ...]:
+        assert isinstance(self.buffer.type, PointerType)
+        return (VectorType(self.buffer.type.dtype, GROUP_WIDTH),)
+
+    def verify(self) -> None:
+        _group(self, self.fills)
+        for mask, fill in zip(self.masks, self.fills, strict=True):
+            if (mask is None) != (fill is None):
+                raise CompileError("metal.load_group needs a mask and a fill, or neither")
+
+    def parts(self) -> tuple[tuple[Value, Value | None, Value | None], ...]:
+        """Index, mask and fill of each lane."""
+        return tuple(zip(self.indices, self.masks, self.fills, strict=True))
+
+
+@op("metal.extract")
+class Extract(Op):
+    """Lane `lane` of a vector."""
+
+    vector: Value
+    lane: int
+
+    def infer(self) -> tuple[Type, ...]:
+        assert isinstance(self.vector.type, VectorType)
+        return (ScalarType(self.vector.type.dtype, uniform=False),)
+
+    def verify(self) -> None:
+        type_ = self.vector.type
+        if not isinstance(type_, VectorType) or not 0 <= self.lane < type_.width:
+            raise CompileError(f"metal.extract of lane {self.lane} from {type_}")
+
+
+@op("metal.store_group", Effect.WRITE)
+class StoreGroup(Op):
+    """Four stores of one tensor store; `indices`, `masks` and `checked` as in LoadGroup."""
+
+    buffer: Value
+    indices: tuple[Value, ...]
+    values: tuple[Value, ...]
+    masks: tuple[Value | None, ...]
+    checked: bool = True
+    access: int | None = None
+
+    def verify(self) -> None:
+        _group(self, self.values)
+
+    def parts(self) -> tuple[tuple[Value, Value, Value | None], ...]:
+        """Index, value and mask of each lane."""
+        return tuple(zip(self.indices, self.values, self.masks, strict=True))
+
+
+def _group(item: LoadGroup | StoreGroup, others: tuple[Value | None, ...]) -> None:
+    """Four parts, consistent with the buffer.
+
+    Raises:
+        CompileError: another number of parts, or a dtype that doesn't fit.
+    """
+    parts = (item.indices, item.masks, others)
+    if any(len(part) != GROUP_WIDTH for part in parts):
+        raise CompileError(f"{item.opcode} takes {GROUP_WIDTH} of each of its operands")
+    for index in item.indices:
+        _address(item.buffer, index)
+    if len({element(index) for index in item.indices}) > 1:
+        raise CompileError(f"{item.opcode} takes indices of one dtype")
+    assert isinstance(item.buffer.type, PointerType)
+    dtype = item.buffer.type.dtype
+    given = {element(value) for value in others if value is not None}
+    if dtype not in GROUPED_DTYPES or given - {dtype}:
+        found = " and ".join(sorted(map(str, given))) or "nothing"
+        raise CompileError(f"{item.opcode} of {found} in an array of {dtype}")
+    if any(mask is not None and element(mask) != bool_ for mask in item.masks):
+        raise CompileError(f"{item.opcode} takes bool masks")
+
+
 @op("metal.threadgroup_alloc")
 class ThreadgroupAlloc(Op):
     """Threadgroup memory, declared at kernel scope."""
@@ -240,23 +342,30 @@ class ThreadgroupAlloc(Op):
 
 @op("metal.threadgroup_store", Effect.WRITE)
 class ThreadgroupStore(Op):
-    """Write one element of threadgroup memory; index is u32."""
+    """Write one element of threadgroup memory where `mask` (None: always); index is u32."""
 
     buffer: Value
     index: Value
     value: Value
+    mask: Value | None = None
 
 
 @op("metal.threadgroup_load", Effect.READ)
 class ThreadgroupLoad(Op):
-    """Read one element of threadgroup memory; index is u32."""
+    """One element of threadgroup memory where `mask` (None: always), else `fill`; index is u32."""
 
     buffer: Value
     index: Value
+    mask: Value | None = None
+    fill: Value | None = None
 
     def infer(self) -> tuple[Type, ...]:
         assert isinstance(self.buffer.type, ScratchType)
         return (ScalarType(self.buffer.type.dtype, uniform=False),)
+
+    def verify(self) -> None:
+        if (self.mask is None) != (self.fill is None):
+            raise CompileError("metal.threadgroup_load needs a mask and a fill, or neither")
 
 
 @op("metal.barrier", Effect.CONVERGENT)
@@ -279,6 +388,26 @@ class Shuffle(Op):
     def verify(self) -> None:
         if element(self.lane) != u16:
             raise CompileError(f"metal.shuffle takes a u16 lane, got {element(self.lane)}")
+
+
+@op("metal.simd_reduce", Effect.CONVERGENT)
+class SimdReduce(Op):
+    """The values of `src` in all 32 lanes of the simdgroup combined, the same in each of them.
+
+    `uniform` states that every simdgroup combines the same values, or that there is only one:
+    verify/reductions.py proves it.
+    """
+
+    kind: CombineKind
+    src: Value
+    uniform: bool = False
+
+    def infer(self) -> tuple[Type, ...]:
+        return (ScalarType(element(self.src), self.uniform),)
+
+    def verify(self) -> None:
+        if element(self.src) != f32:
+            raise CompileError(f"metal.simd_reduce accumulates in f32, got {element(self.src)}")
 
 
 @op("metal.if")

@@ -1,4 +1,4 @@
-"""The tile ops of Stage.PLANNED: scratch, barriers and shuffles, still over whole tiles.
+"""The tile ops of Stage.PLANNED: scratch, barriers, shuffles and reductions over whole tiles.
 
 Every op has a meaning in MLX ops too: a permutation of logical elements through layouts and maps.
 """
@@ -6,8 +6,10 @@ Every op has a meaning in MLX ops too: a permutation of logical elements through
 from __future__ import annotations
 
 from metile_mlx.dtypes import DType
+from metile_mlx.errors import CompileError
+from metile_mlx.ir.arith import CombineKind, check_reduced, element
 from metile_mlx.ir.core import Effect, Op, Value, op
-from metile_mlx.ir.types import ScratchType, TileType, Type
+from metile_mlx.ir.types import ScalarType, ScratchType, TileType, Type
 from metile_mlx.layout.affine import AffineMap
 from metile_mlx.layout.thread_layout import ThreadLayout
 
@@ -65,3 +67,24 @@ class Shuffle(Op):
     def infer(self) -> tuple[Type, ...]:
         assert isinstance(self.src.type, TileType)
         return (self.src.type.with_layout(self.layout),)
+
+
+@op("tile.planned_reduce", Effect.CONVERGENT)
+class Reduce(Op):
+    """All elements of an f32 tile combined: registers, lanes, then simdgroups (SPEC R2).
+
+    `scratch` holds one partial result per simdgroup and serves this reduction only; None where the
+    threadgroup is one simdgroup. The publication barrier is part of the op.
+    """
+
+    kind: CombineKind
+    src: Value
+    scratch: Value | None = None
+
+    def infer(self) -> tuple[Type, ...]:
+        return (ScalarType(element(self.src)),)
+
+    def verify(self) -> None:
+        check_reduced(self.kind, self.src)
+        if self.scratch is not None and not isinstance(self.scratch.type, ScratchType):
+            raise CompileError(f"[{self.kind.value}] scratch is {self.scratch.type}")

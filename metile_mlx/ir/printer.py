@@ -72,4 +72,6 @@ def _field(item: Op, name: str, names: _Names) -> str:
 
 
 # Operands every reader knows by position.
-_PLAIN = frozenset({"lhs", "rhs", "src", "tensor", "indices", "buffer", "index", "value", "values"})
+_PLAIN = frozenset(
+    {"lhs", "rhs", "src", "tensor", "indices", "buffer", "index", "value", "values", "vector"}
+)

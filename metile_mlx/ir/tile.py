@@ -7,50 +7,24 @@ that make communication explicit at Stage.PLANNED are in ir/planned.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from metile_mlx.dtypes import DType, bool_, i32
 from metile_mlx.errors import CompileError
 from metile_mlx.ir.arith import (
     METAL_ONLY,
     BinaryKind,
+    CombineKind,
     CompareKind,
     UnaryKind,
     check_binary,
+    check_reduced,
     check_unary,
     element,
+    join,
 )
 from metile_mlx.ir.core import Block, Effect, Op, Value, op
 from metile_mlx.ir.types import PointerType, ScalarType, TensorType, TileType, Type
 from metile_mlx.layout.thread_layout import ThreadLayout
-
-
-def join(values: Iterable[Value], dtype: DType) -> Type:
-    """The type of an elementwise result: the shape and layout of the tiles among `values`.
-
-    A tile whose layout is undecided takes that of the others; whether decided owners agree is the
-    ownership pass's business (SPEC O3), so the first one is taken here.
-
-    Raises:
-        CompileError: two tiles of different shapes.
-    """
-    tiles = [(value, value.type) for value in values if isinstance(value.type, TileType)]
-    if not tiles:
-        uniform = all(value.type.uniform for value in values if isinstance(value.type, ScalarType))
-        return ScalarType(dtype, uniform)
-    first = tiles[0]
-    for other in tiles[1:]:
-        if other[1].shape != first[1].shape:
-            raise CompileError(
-                f"tiles of different shapes meet: {_named(*first)} and {_named(*other)}",
-                hint="tile sizes agree within a kernel; reshape or use one size",
-            )
-    layout = next((type_.layout for _, type_ in tiles if type_.layout is not None), None)
-    return TileType(dtype, first[1].shape, layout)
-
-
-def _named(value: Value, type_: TileType) -> str:
-    return f"{value.name or 'a value'} {type_.shape}"
 
 
 @op("tile.constant")
@@ -406,6 +380,20 @@ class Convert(Op):
                 f"[convert_layout] the tile has {self.src.type.size} elements, "
                 f"{self.layout!r} owns {self.layout.size}"
             )
+
+
+@op("tile.reduce")
+class Reduce(Op):
+    """All elements of an f32 tile combined into one uniform scalar (SPEC R2)."""
+
+    kind: CombineKind
+    src: Value
+
+    def infer(self) -> tuple[Type, ...]:
+        return (ScalarType(element(self.src)),)
+
+    def verify(self) -> None:
+        check_reduced(self.kind, self.src)
 
 
 @op("tile.automatic", Effect.WRITE)

@@ -87,4 +87,15 @@ class ScratchType:
         return f"threadgroup<{self.elements}x{self.dtype}>"
 
 
-Type = ScalarType | TileType | PointerType | TensorType | ScratchType
+@dataclass(frozen=True)
+class VectorType:
+    """`width` neighbours of an array, loaded at once: one vector per thread (SPEC V2)."""
+
+    dtype: DType
+    width: int
+
+    def __str__(self) -> str:
+        return f"thread<{self.width}x{self.dtype}>"
+
+
+Type = ScalarType | TileType | PointerType | TensorType | ScratchType | VectorType

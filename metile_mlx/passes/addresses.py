@@ -50,7 +50,7 @@ def bounds(b: LaneBuilder, view: View, indices: Sequence[Value], ctx: Context) -
 
 def _check(b: LaneBuilder, index: Value, extent: Value, ctx: Context) -> Value | None:
     at, size = b.ranges.of(index), b.ranges.of(extent)
-    if at.lo >= 0 and at.hi < size.lo:
+    if (at.lo >= 0 and at.hi < size.lo) or b.is_own_program(index, extent):
         ctx.report.bounds_checks_removed += 1
         return None
     if at.hi < 0 or at.lo >= size.hi:

@@ -9,11 +9,11 @@ from metile_mlx.context import Context
 from metile_mlx.dtypes import bf16, bool_, f16, f32, i32, u32
 from metile_mlx.errors import CompileError, LayoutError, OwnershipError, UnsupportedError
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
-from metile_mlx.ir.tile import Arange, Automatic, Convert, If, Select, Splat
+from metile_mlx.ir.tile import Arange, Automatic, Convert, If, Reduce, Select, Splat
 from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.report import ValueLayout, place
-from metile_mlx.target import MAX_THREADS, SIMD_WIDTH
+from metile_mlx.target import MAX_THREADS, MAX_TILE, SIMD_WIDTH
 
 CONVERTIBLE = (f16, bf16, f32, i32, u32, bool_)
 """Dtypes that convert_layout moves (SPEC C1)."""
@@ -22,15 +22,15 @@ CONVERTIBLE = (f16, bf16, f32, i32, u32, bool_)
 def infer_ownership(func: Func, ctx: Context) -> Func:
     """Give every tile a layout and the kernel its number of threads. Stage.TILE to Stage.OWNED.
 
-    A tile for which no layout is stated has the identity: one element per thread. A kernel without
-    tiles runs on one simdgroup. Values whose layout was stated stay the same objects. Appends a
-    ValueLayout for each named tile to the report.
+    A tile for which no layout is stated has the identity: one element per thread, never several
+    (SPEC O6). A kernel without tiles runs on one simdgroup. Values whose layout was stated stay the
+    same objects. Appends a ValueLayout for each named tile to the report.
 
     Raises:
         OwnershipError: two owners meet in one operation (SPEC O3), a value of each thread's own
             meets an owned tile (O4), or a construct outside the explicit subset (O5).
         LayoutError: sizes that no threadgroup has (O6) or that disagree within the kernel (O5).
-        UnsupportedError: several elements per thread; a construct of the automatic path.
+        UnsupportedError: a reduction under a runtime condition; a construct of the automatic path.
         CompileError: a schedule or dtype that explicit ownership excludes (C1, C5, V3).
     """
     ops = tuple(walk(func.body))
@@ -39,6 +39,7 @@ def infer_ownership(func: Func, ctx: Context) -> Func:
         _reject_automatic(ops)
     else:
         _check_explicit(ops, statement, ctx)
+    _check_reductions(func.body)
     threads = _check_sizes(ops)
     owners = _Owners()
     body = owners.block(func.body)
@@ -224,8 +225,20 @@ def _check_shape_and_dtype(item: Op) -> None:
             )
 
 
+def _check_reductions(body: Block) -> None:
+    """Every thread takes part in a reduction, so none stands under a condition (SPEC C2, R2)."""
+    for branch in body.ops:
+        for item in (inner for block in branch.blocks() for inner in walk(block)):
+            if isinstance(item, Reduce):
+                raise UnsupportedError(
+                    f"[{_label(item)}] a reduction under a runtime `if` is not supported yet",
+                    item.loc,
+                    f"reduce before the `if` of line {branch.loc.line} and use the result in it",
+                )
+
+
 def _check_sizes(ops: tuple[Op, ...]) -> int:
-    """The number of threads: every tile is legal and has the size of the first one (SPEC O5)."""
+    """The number of threads: every tile is legal and like the first one (SPEC O5)."""
     first: Value | None = None
     for item in ops:
         for value in item.results:
@@ -241,7 +254,34 @@ def _check_sizes(ops: tuple[Op, ...]) -> int:
                     item.loc,
                     "a kernel has one tile size; use the larger one and mask the rest",
                 )
-    return _size(first) if first is not None else SIMD_WIDTH
+            elif _registers(first) != _registers(value):
+                raise _other_registers(item, value, first)
+    return _size(first) // _registers(first) if first is not None else SIMD_WIDTH
+
+
+def _other_registers(item: Op, value: Value, first: Value) -> LayoutError:
+    """One kernel has one number of elements per thread; an unstated one is 1 (SPEC O5, O6)."""
+    stated = [v for v in (value, first) if _layout(v) is not None]
+    hint = "a kernel has one elements_per_thread; give all its layouts the same"
+    if len(stated) == 1:
+        hint = f"state the owner of the other one: layout={_layout(stated[0])!r}"
+    return LayoutError(
+        f"[{_label(item)}] {_named(value)} has {_per_thread(value)} but {_named(first)} has "
+        f"{_per_thread(first)} ({place(first.loc)})",
+        item.loc,
+        hint,
+    )
+
+
+def _per_thread(value: Value) -> str:
+    count = _registers(value)
+    text = f"{count} element{'s' if count > 1 else ''} per thread"
+    return text if _layout(value) is not None else f"{text} (no layout is stated for it)"
+
+
+def _registers(value: Value) -> int:
+    layout = _layout(value)
+    return layout.elements_per_thread if layout is not None else 1
 
 
 def _check_tile(item: Op, value: Value, tile: TileType) -> None:
@@ -251,17 +291,9 @@ def _check_tile(item: Op, value: Value, tile: TileType) -> None:
                 f"[{_label(item)}] {_named(value)} has {tile.size} elements; a tile without a "
                 f"layout has one per thread: a power of two from {SIMD_WIDTH} to {MAX_THREADS}",
                 item.loc,
-                "use a tile of such a size; mask what is too much, and cover more with more "
-                "programs (a larger grid)",
+                _smaller_or_owned(tile.size),
             )
         return
-    if tile.layout.elements_per_thread > 1:
-        raise UnsupportedError(
-            f"[{_label(item)}] {_named(value)} has {tile.layout!r}: more than one element per "
-            "thread is not supported yet",
-            item.loc,
-            "use a layout with elements_per_thread=1",
-        )
     if tile.layout.size != tile.size:
         raise LayoutError(
             f"[{_label(item)}] {_named(value)} has {tile.size} elements but {tile.layout!r} owns "
@@ -269,6 +301,21 @@ def _check_tile(item: Op, value: Value, tile: TileType) -> None:
             item.loc,
             "give a layout of the tile's size",
         )
+
+
+def _smaller_or_owned(size: int) -> str:
+    """What to do about a tile that has too many elements to have one per thread."""
+    hint = (
+        "use a tile of such a size; mask what is too much, and cover more with more programs (a "
+        "larger grid)"
+    )
+    if MAX_THREADS < size <= MAX_TILE and size & (size - 1) == 0:
+        per_thread = size // MAX_THREADS
+        hint += (
+            "; or state who owns several elements per thread: "
+            f"layout=metile.ThreadLayout.identity({size}, elements_per_thread={per_thread})"
+        )
+    return hint
 
 
 def _layout(value: Value) -> ThreadLayout | None:

@@ -35,17 +35,22 @@ _COMMUTATIVE = (BinaryKind.ADD, BinaryKind.MUL, BinaryKind.AND, BinaryKind.OR, B
 class LaneBuilder:
     """A Builder of metal ops for a threadgroup of `threads` threads, a power of two.
 
-    Ops built outside `at` belong to `loc`.
+    Ops built outside `at` belong to `loc`. With `masked` the thread index is masked to its exact
+    range, which tells a Metal compiler which of its bits are zero (SPEC R5).
     """
 
-    def __init__(self, threads: int, loc: Loc = NOWHERE) -> None:
+    def __init__(self, threads: int, loc: Loc = NOWHERE, masked: bool = False) -> None:
         self.threads = threads
         self.ranges = Ranges(threads)
         self.forms = Forms(threads)
         self._builder = Builder(loc)
         # Integer constants that are in scope.
         self._integers: dict[tuple[int, str], Value] = {}
-        self.thread = self.add(metal.ThreadIndex(), "tid")
+        self._axes: dict[Value, tuple[type[Op], int]] = {}
+        self.thread = self.add(metal.ThreadIndex(), "" if masked else "tid")
+        if masked:
+            last = self.constant(threads - 1, u32)
+            self.thread = self.binary(BinaryKind.AND, self.thread, last, "tid")
 
     @contextmanager
     def at(self, loc: Loc) -> Iterator[None]:
@@ -74,6 +79,8 @@ class LaneBuilder:
         """Append an op with any number of results."""
         values = self._builder.emit(item, names)
         self.ranges.record(item)
+        if isinstance(item, metal.ProgramId | metal.NumPrograms):
+            self._axes[item.result] = (type(item), item.axis)
         return values
 
     def add(self, item: Op, name: str = "") -> Value:
@@ -89,6 +96,13 @@ class LaneBuilder:
     def number(self, value: Value) -> int | None:
         """The integer (bools are 0 and 1) that `value` always is, else None."""
         return self.ranges.point(value)
+
+    def is_own_program(self, index: Value, extent: Value) -> bool:
+        """Whether `index` is a program id and `extent` the grid's along the same axis."""
+        here, size = self._axes.get(index), self._axes.get(extent)
+        if here is None or size is None:
+            return False
+        return here[1] == size[1] and (here[0], size[0]) == (metal.ProgramId, metal.NumPrograms)
 
     def is_uniform(self, value: Value) -> bool:
         """Whether all threads hold the same."""

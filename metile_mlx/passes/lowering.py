@@ -10,7 +10,7 @@ from metile_mlx.context import Context
 from metile_mlx.dtypes import DType, bool_
 from metile_mlx.ir import tile
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
-from metile_mlx.ir.types import PointerType
+from metile_mlx.ir.types import PointerType, TileType
 from metile_mlx.layout.affine import AffineMap
 from metile_mlx.passes.addresses import View
 from metile_mlx.passes.lane_builder import LaneBuilder
@@ -46,10 +46,11 @@ class Lowering:
         self.func = func
         self.ctx = ctx
         self.rules = rules
-        self.b = LaneBuilder(func.threads, func.loc)
+        self.b = LaneBuilder(func.threads, func.loc, masked=_holds_registers(func))
         self.slots: dict[Value, Slots] = {}
         self.views: dict[Value, View] = {}
         self.pointers: dict[Value, Pointers] = {}
+        self._accesses = 0
         access: dict[Value, set[str]] = {}
         for item in walk(func.body):
             if isinstance(item, tile.Tensor):
@@ -105,6 +106,13 @@ class Lowering:
         (only,) = self.slots[value]
         return only
 
+    def new_access(self, parts: int) -> int | None:
+        """The number that the parts of one tensor access bear; None for a single one."""
+        if parts == 1:
+            return None
+        self._accesses += 1
+        return self._accesses
+
     def rows(self, *values: Value | None) -> list[list[Value | None]]:
         """Per register slot, the values of that slot; a scalar, or None, is in every row."""
         found = [None if value is None else self.slots[value] for value in values]
@@ -118,6 +126,14 @@ class Lowering:
         """The images of the thread bits in `register`, and of thread 0: a map of slots, in part."""
         width = self.b.forms.width
         return map_.columns[:width], map_.apply(register * self.func.threads)
+
+
+def _holds_registers(func: Func) -> bool:
+    """Whether tiles have several values per thread; if one does, all do (SPEC O5)."""
+    types = (value.type for item in func.body.ops for value in item.results)
+    tile_type = next((t for t in types if isinstance(t, TileType)), None)
+    layout = tile_type.layout if tile_type is not None else None
+    return layout is not None and layout.elements_per_thread > 1
 
 
 def _slot_name(value: Value, register: int) -> str:

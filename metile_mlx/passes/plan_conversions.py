@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from metile_mlx.context import Context
 from metile_mlx.dtypes import DType, bf16, bool_, u16, u32
-from metile_mlx.errors import CompileError
+from metile_mlx.errors import CompileError, UnsupportedError
 from metile_mlx.ir.core import Builder, Func, Op, Value
 from metile_mlx.ir.planned import Barrier, Scratch, ScratchLoad, ScratchStore, Shuffle
 from metile_mlx.ir.rewrite import rewrite
@@ -31,6 +31,7 @@ def plan_conversions(func: Func, ctx: Context) -> Func:
 
     Raises:
         CompileError: the schedule forbids what a conversion needs (SPEC C5).
+        UnsupportedError: values change threads or registers in tiles of several per thread (C6).
     """
     return rewrite(func, _Planner(ctx).rule)
 
@@ -52,6 +53,14 @@ class _Planner:
         if lanes.is_identity:
             self._report(item, "unchanged")
             return item.src
+        if item.layout.elements_per_thread > 1:
+            registers = item.layout.elements_per_thread
+            raise UnsupportedError(
+                f"[convert_layout] {_change(item)} moves values of tiles with {registers} elements "
+                "per thread, which is not supported yet",
+                item.loc,
+                "load the tile with the layout that the later operations need",
+            )
         if self._fits_shuffle(item, lanes):
             self._report(item, "shuffle", lane_rule=lane_rule(lanes.low(LANE_BITS)))
             moved = b.add(Shuffle(_encode(item.src, wire, item, b), item.layout, lanes))

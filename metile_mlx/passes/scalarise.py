@@ -14,6 +14,7 @@ from metile_mlx.ir.core import Block, Func, Op, Value
 from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.passes.addresses import View, bounds, offset
 from metile_mlx.passes.integers import floor_divide, modulo
+from metile_mlx.passes.lane_builder import LaneBuilder
 from metile_mlx.passes.lowering import Lowered, Lowering, Rules, Slots
 from metile_mlx.target import SIMD_WIDTH
 
@@ -146,14 +147,16 @@ def _load(low: Lowering, item: tile.Load) -> Lowered:
     dtype = element(item.result)
     fill = low.b.constant(0, dtype) if item.fill is None else low.scalar(item.fill)
     found = []
-    for *indices, user_mask in low.rows(*item.indices, item.mask):
+    rows = low.rows(*item.indices, item.mask)
+    access = low.new_access(len(rows))
+    for *indices, user_mask in rows:
         mask, at = _where(low, view, [i for i in indices if i is not None], user_mask)
         if mask is None:
-            found.append(low.b.add(metal.Load(view.source, at)))
+            found.append(low.b.add(metal.Load(view.source, at, access=access)))
         elif low.b.number(mask) == 0:
             found.append(fill)
         else:
-            found.append(low.b.add(metal.Load(view.source, at, mask, fill)))
+            found.append(low.b.add(metal.Load(view.source, at, mask, fill, access)))
     return (tuple(found),)
 
 
@@ -161,7 +164,9 @@ def _store(low: Lowering, item: tile.Store) -> Lowered:
     view = low.views[item.tensor]
     assert view.target is not None
     b = low.b
-    for *indices, value, user_mask in low.rows(*item.indices, item.value, item.mask):
+    rows = low.rows(*item.indices, item.value, item.mask)
+    access = low.new_access(len(rows))
+    for *indices, value, user_mask in rows:
         assert value is not None
         mask, at = _where(low, view, [i for i in indices if i is not None], user_mask)
         if not any(isinstance(v.type, TileType) for v in item.operands()):
@@ -169,9 +174,9 @@ def _store(low: Lowering, item: tile.Store) -> Lowered:
             mask = b.both(mask, b.compare_number(CompareKind.EQ, b.thread, 0))
         if mask is not None and b.number(mask) == 0:
             continue
-        b.emit(metal.Store(view.target, at, value, mask))
+        b.emit(metal.Store(view.target, at, value, mask, access))
         if view.written is not None:
-            b.emit(metal.Store(view.written, at, b.constant(True, bool_), mask))
+            b.emit(metal.Store(view.written, at, b.constant(True, bool_), mask, access))
     return ()
 
 
@@ -262,11 +267,47 @@ def _shuffle(low: Lowering, item: planned.Shuffle) -> Lowered:
     return (tuple(found),)
 
 
+def _reduce(low: Lowering, item: planned.Reduce) -> Lowered:
+    """Registers, then lanes, then the partial of each simdgroup, which all simdgroups read (R2)."""
+    b, name = low.b, item.result.name
+    local = _tree(b, low.slots[item.src], f"{name}_local" if name else "")
+    if item.scratch is None:
+        return ((b.add(metal.SimdReduce(item.kind, local, uniform=True)),),)
+    buffer = low.scalar(item.scratch)
+    groups = low.func.threads // SIMD_WIDTH
+    partial = b.add(metal.SimdReduce(item.kind, local), f"{name}_partial" if name else "")
+    lane = b.with_number(BinaryKind.AND, b.thread, SIMD_WIDTH - 1)
+    group = b.with_number(BinaryKind.SHR, b.thread, LANE_BITS)
+    _name(lane, "lane")
+    _name(group, "simdgroup")
+    first = b.compare_number(CompareKind.EQ, lane, 0)
+    _name(first, "is_first_lane")
+    b.emit(metal.ThreadgroupStore(buffer, group, partial, first))
+    b.emit(metal.Barrier("publish"))
+    present = b.compare_number(CompareKind.LT, lane, groups)
+    if b.number(present) == 1:
+        (published,) = b.emit(metal.ThreadgroupLoad(buffer, lane))
+    else:
+        _name(present, "has_partial")
+        nothing = b.constant(0.0, element(local))
+        (published,) = b.emit(metal.ThreadgroupLoad(buffer, lane, present, nothing))
+    _name(published, "published")
+    return ((b.add(metal.SimdReduce(item.kind, published, uniform=True)),),)
+
+
+def _tree(b: LaneBuilder, slots: Slots, name: str) -> Value:
+    """The sum of the register slots, neighbours first: a balanced tree."""
+    while len(slots) > 1:
+        pairs = zip(slots[::2], slots[1::2], strict=True)
+        slots = tuple(b.binary(BinaryKind.ADD, lhs, rhs, name) for lhs, rhs in pairs)
+    return slots[0]
+
+
 def _misplaced(low: Lowering, item: Op) -> Lowered:
     raise VerificationError(
-        f"{item.opcode} reached scalarise, which needs a program whose conversions are planned",
+        f"{item.opcode} reached scalarise, which needs a planned program",
         item.loc,
-        "run infer_ownership and plan_conversions first",
+        "run infer_ownership, plan_conversions and plan_reductions first",
     )
 
 
@@ -289,6 +330,7 @@ RULES: Rules = {
     tile.Store: _store,
     tile.Print: _print,
     tile.Convert: _misplaced,
+    tile.Reduce: _misplaced,
     tile.Automatic: _misplaced,
     tile.If: _if,
     tile.Yield: _yield,
@@ -297,4 +339,5 @@ RULES: Rules = {
     planned.ScratchLoad: _scratch_load,
     planned.Barrier: _barrier,
     planned.Shuffle: _shuffle,
+    planned.Reduce: _reduce,
 }

@@ -9,11 +9,13 @@ from functools import lru_cache
 from metile_mlx.dtypes import bool_
 from metile_mlx.emit.naming import input_passing, unique_name
 from metile_mlx.emit.source import KernelSource
-from metile_mlx.runtime import batching, cpu, export, metal
+from metile_mlx.runtime import batching, cpu, export, metal, metal_limits
 from metile_mlx.runtime.autodiff import ReferenceTransforms, reference_launch, with_gradient
 from metile_mlx.runtime.backend import Launch, Output, Request, Scalar
 from metile_mlx.runtime.cpu import mlx_dtypes
+from metile_mlx.runtime.metal_limits import PipelineLimit
 from metile_mlx.runtime.optional import MLX_MISSING, mx
+from metile_mlx.runtime.record import CapturedKernel
 from metile_mlx.target import CPU, METAL, Target
 
 
@@ -70,12 +72,13 @@ class MetalBackend:
     def available(self) -> str | None:
         return metal.available()
 
-    def register(self, source: KernelSource) -> metal.MetalKernel:
-        """The kernel of a text, registered once."""
-        return metal.register(source)
+    def register(self, request: Request) -> metal.MetalKernel:
+        """The kernel of a request, registered once, after the pipeline's own limit (X9)."""
+        pipeline_limit(request)
+        return metal.register(registered_source(request))
 
     def bind(self, request: Request) -> Launch:
-        kernel = self.register(registered_source(request))
+        kernel = self.register(request)
         outputs, zero_fill = metal_outputs(request)
         shapes = [out.shape for out in outputs]
         dtypes = [mlx_dtypes()[out.dtype] for out in outputs]
@@ -99,6 +102,36 @@ def registered_source(request: Request) -> KernelSource:
     # A 0-d array is bound as (1,), a scalar always is; neither is ever a C++ reference.
     passing = [input_passing(_size(shapes.get(arg.param, (1,))) or 1, 1) for arg in source.inputs]
     return replace(source, name=unique_name(source.name.rpartition("_")[0], source.name, passing))
+
+
+def pipeline_limit(request: Request) -> PipelineLimit:
+    """The limit of the request's pipeline, asked before its kernel is registered (SPEC X9).
+
+    Raises:
+        OutOfResources, CompileError: see `metal_limits.check`.
+    """
+    return metal_limits.check(registered_source(request), lambda: recorded(request))
+
+
+def recorded(request: Request) -> CapturedKernel:
+    """What MLX records for a launch of the request, on any machine (SPEC X2); registers nothing.
+
+    Raises:
+        CompileError, OutOfResources: see `metal.build`.
+    """
+    kernel = metal.build(registered_source(request), mx.fast.metal_kernel)
+    outputs, zero_fill = metal_outputs(request)
+    shapes = dict(zip(request.inputs, request.input_shapes, strict=True))
+    by_param = {arg.param: arg.dtype for arg in _text(request).inputs}
+    arrays = [mx.zeros(shapes[p], mlx_dtypes()[by_param[p]]) for p in request.inputs]
+    return metal.record_msl(
+        kernel,
+        metal_inputs(request, arrays),
+        [out.shape for out in outputs],
+        [mlx_dtypes()[out.dtype] for out in outputs],
+        request.grid,
+        [metal.ZERO if zero_fill else metal.UNINITIALISED] * len(outputs),
+    )
 
 
 def metal_outputs(request: Request) -> tuple[list[Output], bool]:

@@ -1,7 +1,9 @@
-"""Packages this one can live without, tried once: `mx` (mlx.core) and `nanobind` (SPEC D, F29).
+"""Packages this one can live without, tried once: `mx` (mlx.core), `nanobind` and `pyobjc_metal`
+(the `Metal` module of pyobjc-framework-Metal) (SPEC D, F29).
 
 A missing package becomes a stand-in whose every attribute raises, so that importing, compiling and
-printing kernels work without it; `MLX_MISSING` and `NANOBIND_MISSING` hold the reason, or None.
+printing kernels work without it; `MLX_MISSING`, `NANOBIND_MISSING` and `METAL_MISSING` hold the
+reason, or None.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class Missing:
 
 MLX_MISSING: str | None = None
 NANOBIND_MISSING: str | None = None
+METAL_MISSING: str | None = None
 
 try:
     import mlx.core as mx
@@ -46,4 +49,19 @@ except ImportError as error:
     _nanobind: Any = Missing("nanobind", NANOBIND_MISSING, "pip install nanobind")
     nanobind = _nanobind
 
-__all__ = ["MLX_MISSING", "NANOBIND_MISSING", "Missing", "mx", "nanobind"]
+try:
+    import Metal as pyobjc_metal  # type: ignore[import-not-found]
+except ImportError as error:
+    METAL_MISSING = str(error)
+    _metal: Any = Missing("Metal", METAL_MISSING, "pip install pyobjc-framework-Metal")
+    pyobjc_metal = _metal
+
+__all__ = [
+    "METAL_MISSING",
+    "MLX_MISSING",
+    "NANOBIND_MISSING",
+    "Missing",
+    "mx",
+    "nanobind",
+    "pyobjc_metal",
+]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
+from metile_mlx.analysis.views import with_grid
 from metile_mlx.dtypes import DType
 from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Effect, Func, Op, Value, definitions
@@ -54,7 +55,7 @@ class Programs:
         self.grid = grid
         self.defined = definitions(func)
         self.params = frozenset(func.params)
-        self.integers = {n: v for n, v in scalars.items() if isinstance(v, int)}
+        self.integers = with_grid({n: v for n, v in scalars.items() if isinstance(v, int)}, grid)
         self.env: dict[Value, mx.array] = {}
         self.views: dict[Value, View] = {}
         self.numbers: dict[Value, Number] = {}

@@ -16,6 +16,7 @@ from metile_mlx.dtypes import DType
 from metile_mlx.errors import OutOfResources, UnsupportedError
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.planned import Barrier, Scratch, ScratchLoad, ScratchStore, Shuffle
+from metile_mlx.ir.planned import Reduce as PlannedReduce
 from metile_mlx.ir.tile import (
     Arange,
     Automatic,
@@ -31,6 +32,7 @@ from metile_mlx.ir.tile import (
     NumPrograms,
     Print,
     ProgramId,
+    Reduce,
     Reshape,
     Select,
     Splat,
@@ -178,6 +180,15 @@ def _print(s: Programs, op: Print) -> None:
     """Nothing: here no thread has the value, and the graph may be differentiated."""
 
 
+def _reduce(s: Programs, op: Reduce | PlannedReduce) -> mx.array:
+    # By 32 at a time: one pass over a long row loses bits, this one about as few as the devices.
+    total = s.env[op.src]
+    while total.shape[1] > 1:
+        width = min(32, total.shape[1])
+        total = mx.sum(mx.reshape(total, (total.shape[0], -1, width)), axis=2)
+    return total
+
+
 def _automatic(s: Programs, op: Automatic) -> None:
     raise UnsupportedError(
         f"{op.construct} has no meaning on the reference backend",
@@ -235,6 +246,8 @@ RULES: dict[type[Op], Callable[[Programs, Any], mx.array | None]] = {
     Cast: _cast,
     Bitcast: _bitcast,
     Fma: _fma,
+    Reduce: _reduce,
+    PlannedReduce: _reduce,
     Reshape: _forward,
     Convert: _forward,
     Tensor: reference_memory.tensor,

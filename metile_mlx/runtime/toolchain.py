@@ -100,8 +100,13 @@ class Toolchain:
         g++ threads the jumps of the f16 conversions apart and then vectorises no loop over them:
         x + x of f16 took 7 times as long with g++ 12.
         """
-        is_gcc = bool(self.version) and "clang" not in self.version.lower()
+        is_gcc = bool(self.version) and not self.is_clang
         return ("-fno-thread-jumps",) if is_gcc else ()
+
+    @property
+    def is_clang(self) -> bool:
+        """Whether it is a clang, Apple's included."""
+        return "clang" in self.version.lower()
 
 
 @functools.cache

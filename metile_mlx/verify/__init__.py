@@ -10,7 +10,9 @@ from metile_mlx.ir.core import Func
 from metile_mlx.verify.communication import check_communication
 from metile_mlx.verify.conversions import check_conversions
 from metile_mlx.verify.findings import error
+from metile_mlx.verify.grouping import check_grouping
 from metile_mlx.verify.ownership import check_ownership
+from metile_mlx.verify.reductions import check_planned_reductions, check_reductions
 from metile_mlx.verify.resources import check_resources
 from metile_mlx.verify.structure import check_structure
 
@@ -38,8 +40,11 @@ def verify(func: Func, stage: Stage, ctx: Context, before: Func | None = None) -
         findings += check_ownership(func, stage, before)
         if stage is Stage.PLANNED:
             findings += check_conversions(func, before)
+            findings += check_planned_reductions(func)
         elif stage is Stage.THREAD:
             findings += check_communication(func, before)
+            findings += check_reductions(func, before)
+            findings += check_grouping(func, before)
     if findings:
         raise error(func, stage, findings)
     if stage >= Stage.PLANNED:

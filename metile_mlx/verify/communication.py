@@ -6,21 +6,22 @@ evaluated here for every thread, so nothing about their form is assumed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from metile_mlx.dtypes import DType, bool_, u16, u32
+from metile_mlx.dtypes import u16, u32
 from metile_mlx.ir import metal, planned
-from metile_mlx.ir.arith import BinaryKind, UnaryKind, element
+from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Func, Op, Value, walk
 from metile_mlx.layout.affine import Indices
 from metile_mlx.target import SIMD_WIDTH
 from metile_mlx.verify.conversions import images, wires
 from metile_mlx.verify.findings import Finding
+from metile_mlx.verify.reductions import partials
 from metile_mlx.verify.scratch import WIRE_DTYPES, ScratchOrder
+from metile_mlx.verify.thread_values import ThreadValues
 
 _TOGETHER = (
     metal.ThreadgroupAlloc,
@@ -28,18 +29,10 @@ _TOGETHER = (
     metal.ThreadgroupLoad,
     metal.Barrier,
     metal.Shuffle,
+    metal.SimdReduce,
 )
 
 _SPOKEN_OF = frozenset({*_TOGETHER, metal.If})
-
-_BINARY: dict[BinaryKind, Callable[[Indices, Indices], Indices]] = {
-    BinaryKind.ADD: np.add,
-    BinaryKind.SUB: np.subtract,
-    BinaryKind.MUL: np.multiply,
-    BinaryKind.AND: np.bitwise_and,
-    BinaryKind.OR: np.bitwise_or,
-    BinaryKind.XOR: np.bitwise_xor,
-}
 
 
 @dataclass(frozen=True)
@@ -78,8 +71,8 @@ class _Threads:
 
     def __init__(self, func: Func) -> None:
         self.func = func
-        self.made_by = {value: item for item in func.body.ops for value in item.results}
-        self.indices: dict[Value, Indices | None] = {}
+        self.values = ThreadValues(func)
+        self.partials = partials(func)
         self.orders: dict[Value, ScratchOrder] = {}
         self.findings: list[Finding] = []
         self.events: list[Event] = []
@@ -91,10 +84,12 @@ class _Threads:
             match item:
                 case metal.ThreadgroupAlloc():
                     self.allocate(item)
-                case metal.ThreadgroupStore():
+                case metal.ThreadgroupStore() if item.buffer not in self.partials:
                     self.store(item)
-                case metal.ThreadgroupLoad():
+                case metal.ThreadgroupLoad() if item.buffer not in self.partials:
                     self.load(item)
+                case metal.SimdReduce(uniform=True):
+                    self.events.append(Event(item, "reduce", self.scratch_of(item)))
                 case metal.Barrier():
                     self.events.append(Event(item, "barrier", item.role))
                     for order in self.orders.values():
@@ -125,6 +120,14 @@ class _Threads:
             self.add(item, f"{item.slot} is allocated twice, expected one allocation per slot id")
         self.orders[item.result] = ScratchOrder(item.slot, item.dtype, item.elements)
 
+    def scratch_of(self, item: metal.SimdReduce) -> str:
+        """The slot id of the partials a total is made of."""
+        load = self.values.made_by.get(item.src)
+        if not isinstance(load, metal.ThreadgroupLoad) or load.buffer not in self.partials:
+            return ""
+        order = self.orders.get(load.buffer)
+        return "" if order is None else order.slot
+
     def store(self, item: metal.ThreadgroupStore) -> None:
         order, table = self.access(item, item.buffer, item.index, "writes")
         if order is None:
@@ -144,7 +147,7 @@ class _Threads:
         dtype = element(item.src)
         if dtype not in WIRE_DTYPES:
             self.add(item, f"shuffles {dtype}, expected {wires()}")
-        lanes = self.evaluate(item.lane)
+        lanes = self.values.evaluate(item.lane)
         if lanes is None:
             self.add(item, "its lane is no function of the thread index")
             return
@@ -160,7 +163,7 @@ class _Threads:
         if order is None:
             self.add(item, f"accesses {buffer!r}, expected an allocation made before")
             return None, None
-        table = self.evaluate(index)
+        table = self.values.evaluate(index)
         if table is None or element(index) != u32:
             self.add(item, f"its index {index!r} is no u32 function of the thread index")
             return order, None
@@ -171,56 +174,6 @@ class _Threads:
         kind = "store" if verb == "writes" else "load"
         self.events.append(Event(item, kind, order.slot, table.tobytes()))
         return order, table
-
-    def evaluate(self, value: Value) -> Indices | None:
-        """The value in every thread, or None when it depends on more than the thread index."""
-        if value not in self.indices:
-            item = self.made_by.get(value)
-            self.indices[value] = None if item is None else self._evaluate(item)
-        return self.indices[value]
-
-    def _evaluate(self, item: Op) -> Indices | None:
-        threads = max(self.func.threads, 1)
-        if isinstance(item, metal.ThreadIndex):
-            return np.arange(threads)
-        if isinstance(item, metal.Constant) and not isinstance(item.value, float):
-            return _wrapped(np.full(threads, int(item.value)), item.dtype)
-        parts = [self.evaluate(operand) for operand in item.operands()]
-        known = [part for part in parts if part is not None]
-        if not parts or len(known) < len(parts) or len(item.results) != 1:
-            return None
-        image = _apply(item, known)
-        return None if image is None else _wrapped(image, element(item.result))
-
-
-def _apply(item: Op, parts: list[Indices]) -> Indices | None:
-    """One op on the integers of all threads, before its dtype bounds them; None if unknown."""
-    match item:
-        case metal.Binary() if item.kind in _BINARY:
-            return _BINARY[item.kind](parts[0], parts[1])
-        case metal.Binary(kind=BinaryKind.SHL | BinaryKind.SHR):
-            count = parts[1] & (element(item.lhs).bits - 1)
-            return parts[0] << count if item.kind is BinaryKind.SHL else parts[0] >> count
-        case metal.Binary(kind=BinaryKind.DIV | BinaryKind.REM) if (parts[0] >= 0).all() and (
-            parts[1] > 0
-        ).all():
-            return parts[0] // parts[1] if item.kind is BinaryKind.DIV else parts[0] % parts[1]
-        case metal.Cast() if not element(item.src).is_float and item.dtype != bool_:
-            return parts[0]
-        case metal.Unary(kind=UnaryKind.NOT):
-            return ~parts[0]
-        case _:
-            return None
-
-
-def _wrapped(image: Indices, dtype: DType) -> Indices | None:
-    """The integers modulo the range of `dtype`; None for other kinds of dtype."""
-    if not dtype.is_integer:
-        return None
-    if dtype.bits >= 64:
-        return image
-    image = image & ((1 << dtype.bits) - 1)
-    return (image ^ -dtype.min) + dtype.min if dtype.is_signed else image
 
 
 def _planned_events(func: Func) -> list[Event]:
@@ -239,6 +192,11 @@ def _planned_events(func: Func) -> list[Event]:
                 events.append(Event(item, "load", slots[item.buffer], table))
             case planned.Barrier():
                 events.append(Event(item, "barrier", item.role))
+            case planned.Reduce():
+                if item.scratch is not None:
+                    events.append(Event(item, "barrier", "publish"))
+                slot = "" if item.scratch is None else slots[item.scratch]
+                events.append(Event(item, "reduce", slot))
             case planned.Shuffle():
                 lanes = (images(item.lanes) % SIMD_WIDTH).tobytes()
                 events.append(Event(item, "shuffle", str(element(item.src)), lanes))

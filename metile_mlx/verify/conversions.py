@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from metile_mlx.ir import planned, tile
 from metile_mlx.ir.core import Block, Func, Op, Value
 from metile_mlx.ir.planned import Barrier, Scratch, ScratchLoad, ScratchStore, Shuffle
 from metile_mlx.ir.tile import Bitcast, Cast, Convert, If, Store
@@ -27,9 +28,10 @@ from metile_mlx.verify.scratch import WIRE_DTYPES, ScratchOrder
 ROLES = ("publish", "release")
 
 # Communication, and what means something else than its op and operands.
-_SPECIAL = frozenset(
-    {Cast, Bitcast, Store, Convert, If, Scratch, ScratchStore, ScratchLoad, Barrier, Shuffle}
-)
+_SPECIAL = frozenset({
+    Cast, Bitcast, Store, Convert, If, Scratch, ScratchStore, ScratchLoad, Barrier, Shuffle,
+    tile.Reduce, planned.Reduce,
+})  # fmt: skip
 
 
 def check_conversions(func: Func, before: Func | None) -> list[Finding]:
@@ -100,6 +102,8 @@ class _Planned:
                     self.meaning.define(item.result, self.meaning.numbers[item.src])
                 case If():
                     self.branch(item, path)
+                case tile.Reduce() | planned.Reduce():
+                    self.reduce(item)
                 case _:
                     self.communicate(item, path)
 
@@ -112,6 +116,14 @@ class _Planned:
         for result, (then, otherwise) in zip(item.results, yields, strict=True):
             key = (If, condition, numbers[then], numbers[otherwise])
             self.meaning.define(result, self.meaning.numbering.of(*key))
+
+    def reduce(self, item: tile.Reduce | planned.Reduce) -> None:
+        """Its memory is the business of verify/reductions.py; its barrier orders all memory."""
+        number = self.meaning.numbers[item.src]
+        self.meaning.define(item.result, self.meaning.numbering.of("reduce", item.kind, number))
+        if isinstance(item, planned.Reduce) and item.scratch is not None:
+            for buffer in self.buffers.values():
+                self.findings += buffer.order.barrier("publish")
 
     def communicate(self, item: Op, path: tuple[Hashable, ...]) -> None:
         if path:
@@ -158,22 +170,22 @@ class _Planned:
             self.findings += order.barrier(item.role)
 
     def store(self, item: ScratchStore) -> None:
-        tile = item.value.type
-        if not isinstance(tile, TileType) or tile.layout is None:
-            self.add(item, f"stores {tile}, expected a tile with a layout")
+        type_ = item.value.type
+        if not isinstance(type_, TileType) or type_.layout is None:
+            self.add(item, f"stores {type_}, expected a tile with a layout")
             return
-        found = self.access(item, item.buffer, item.slots, tile.layout, "writes")
+        found = self.access(item, item.buffer, item.slots, type_.layout, "writes")
         if found is None:
             return
         buffer, slots = found
-        if tile.dtype != buffer.order.dtype:
-            self.add(item, f"stores {tile.dtype} to {buffer.order.slot} of {buffer.order.dtype}")
+        if type_.dtype != buffer.order.dtype:
+            self.add(item, f"stores {type_.dtype} to {buffer.order.slot} of {buffer.order.dtype}")
         self.add(item, buffer.order.store(item))
-        written = elements(tile.layout)
+        written = elements(type_.layout)
         buffer.held[:] = -1
         buffer.held[slots] = written
         buffer.origin = self.meaning.numbers[item.value]
-        buffer.shape = tile.shape
+        buffer.shape = type_.shape
         if (buffer.held[slots] != written).any():
             self.add(item, f"two slots write one element of {buffer.order.slot}")
 
@@ -210,15 +222,15 @@ class _Planned:
         return buffer, table
 
     def shuffle(self, item: Shuffle) -> None:
-        tile = item.src.type
-        if not isinstance(tile, TileType) or tile.layout is None:
-            self.add(item, f"shuffles {tile}, expected a tile with a layout")
+        type_ = item.src.type
+        if not isinstance(type_, TileType) or type_.layout is None:
+            self.add(item, f"shuffles {type_}, expected a tile with a layout")
             return
         self.meaning.define(item.result, self.meaning.numbers[item.src])
-        if tile.dtype not in WIRE_DTYPES:
-            self.add(item, f"shuffles {tile.dtype}, expected {wires()}")
-        if not item.lanes.size == tile.layout.size == item.layout.size:
-            self.add(item, f"its map has {item.lanes.size} slots, the tile has {tile.layout.size}")
+        if type_.dtype not in WIRE_DTYPES:
+            self.add(item, f"shuffles {type_.dtype}, expected {wires()}")
+        if not item.lanes.size == type_.layout.size == item.layout.size:
+            self.add(item, f"its map has {item.lanes.size} slots, the tile has {type_.layout.size}")
             return
         table = images(item.lanes)
         groups = np.arange(item.lanes.size) // SIMD_WIDTH
@@ -231,7 +243,7 @@ class _Planned:
                 f"simdgroup {slot // SIMD_WIDTH}",
             )
         else:
-            self.add(item, _misplaced(elements(tile.layout)[table], item.layout))
+            self.add(item, _misplaced(elements(type_.layout)[table], item.layout))
 
 
 def _misplaced(received: Indices, layout: ThreadLayout) -> str:

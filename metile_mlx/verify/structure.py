@@ -15,17 +15,19 @@ from metile_mlx.verify.findings import Finding
 _OWNED = frozenset({
     tile.Constant, tile.ProgramId, tile.NumPrograms, tile.Arange, tile.Splat, tile.Unary,
     tile.Binary, tile.Compare, tile.Select, tile.Cast, tile.Bitcast, tile.Fma, tile.Reshape,
-    tile.Tensor, tile.Load, tile.Store, tile.Convert, tile.If, tile.Yield,
+    tile.Tensor, tile.Load, tile.Store, tile.Convert, tile.Reduce, tile.If, tile.Yield,
     tile.Print,
 })  # fmt: skip
 _COMMUNICATION = frozenset({
     planned.Scratch, planned.ScratchStore, planned.ScratchLoad, planned.Barrier, planned.Shuffle,
+    planned.Reduce,
 })  # fmt: skip
 _METAL = frozenset({
     metal.Constant, metal.ThreadIndex, metal.ProgramId, metal.NumPrograms, metal.Unary,
     metal.Binary, metal.Compare, metal.Select, metal.Cast, metal.Bitcast, metal.Fma, metal.Load,
     metal.Store, metal.ThreadgroupAlloc, metal.ThreadgroupStore, metal.ThreadgroupLoad,
-    metal.Barrier, metal.Shuffle, metal.If, metal.Yield, metal.Print,
+    metal.Barrier, metal.Shuffle, metal.SimdReduce, metal.If, metal.Yield, metal.LoadGroup,
+    metal.Extract, metal.StoreGroup, metal.Print,
 })  # fmt: skip
 
 LEGAL: dict[Stage, frozenset[type[Op]]] = {
@@ -34,7 +36,7 @@ LEGAL: dict[Stage, frozenset[type[Op]]] = {
     Stage.PLANNED: (_OWNED - {tile.Convert}) | _COMMUNICATION,
     Stage.THREAD: _METAL,
 }
-"""The ops a Func may hold at each stage."""
+"""The ops a Func may hold at each stage. Of the planned ones, a first pass leaves reductions."""
 
 # The ops that hold blocks.
 _BRANCHES = (tile.If, metal.If)

@@ -42,6 +42,20 @@ def test_k7_transpose8_is_proven_when_the_grid_has_its_batches() -> None:
     )
 
 
+def test_k7_rows_that_are_the_grid_are_always_covered() -> None:
+    """As many rows as programs: proven for every grid, without any scalar of the call."""
+    p = TileProgram()
+    y = p.tensor("y", (p.add(tile.NumPrograms(0), "rows"), 50), "write", dtype=i32)
+    columns = p.lanes(64)
+    p.store(y, p.program_id(), columns, value=columns)
+    found = only(p)
+    for rows in (1, 3, 1000):
+        assert found.proven({}, (rows, 1, 1), 50 * rows)
+    assert found.explain({}, (3, 1, 1), 151) == (
+        "the view of shape (3, 50) and strides (50, 1) is not all of 151 elements"
+    )
+
+
 @pytest.mark.parametrize(
     ("scalars", "grid", "size", "reason"),
     [

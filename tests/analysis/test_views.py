@@ -16,6 +16,7 @@ from metile_mlx.analysis.views import (
     needs_64_bit,
     required_elements,
     views,
+    with_grid,
 )
 from metile_mlx.dtypes import f16, f32, i32
 from metile_mlx.errors import CompileError, LaunchError
@@ -41,6 +42,23 @@ def test_views_state_extents_and_strides_as_numbers_scalars_and_products() -> No
     assert (x.names, y.access) == (("m", "n"), "read_write")
     assert x.geometry({"n": 3, "m": 5}) == ((3, 5, 4), (20, 4, 1))
     assert HostExpr(2, ("a", "a")).evaluate({"a": 7}) == 98
+
+
+def test_extents_of_the_grid_are_numbers_the_host_knows() -> None:
+    """SPEC X10: `num_programs(axis)`, alone or times others; with_grid gives their values."""
+    p = TileProgram()
+    rows, layers = p.add(tile.NumPrograms(0), "rows"), p.add(tile.NumPrograms(2), "layers")
+    p.tensor("x", (layers, rows, p.scalar("n")), "read")
+    (x,) = views(p.func())
+    assert [str(e) for e in x.shape] == ["num_programs(2)", "num_programs(0)", "n"]
+    assert x.names == ("n", "num_programs(0)", "num_programs(2)")
+    numbers = with_grid({"n": 5}, (3, 7, 2))
+    assert x.geometry(numbers) == ((2, 3, 5), (15, 5, 1))
+    assert required_elements(x, numbers) == 30
+    with pytest.raises(LaunchError, match=r"shape \(2, 3, 5\).* with n=5, num_programs\(0\)=3"):
+        check((x,), numbers, {"x": 29})
+    assert not needs_64_bit((x,), numbers)
+    assert needs_64_bit((x,), with_grid({"n": 2**30}, (3, 1, 1)))
 
 
 def test_an_extent_the_host_cannot_work_out_is_refused_at_its_line() -> None:

@@ -42,9 +42,30 @@ def calls(dispatch: float, kernel: float) -> dict[str, Summary]:
 def test_goals_can_be_missed(
     seconds: float, share: float, dispatch: float, kernel: float, met: list[bool]
 ) -> None:
-    found = compile_latency.goals(translation(seconds, share), calls(dispatch, kernel))
+    found = compile_latency.goals(translation(seconds, share), {}, calls(dispatch, kernel))
     assert [goal.is_met for goal in found] == met
     assert [goal.limit for goal in found] == [10, 20, 8, 20]
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds", "share", "met"),
+    [
+        (4, 24e-3, 0.24, [True, True]),
+        (4, 26e-3, 0.26, [False, False]),
+        (32, 0.121, 0.1, [False, True]),
+    ],
+)
+def test_goals_of_register_tiles(
+    values: int, seconds: float, share: float, met: list[bool]
+) -> None:
+    registers = {values: translation(seconds, share)}
+    found = compile_latency.goals(translation(1e-3, 0.1), registers, calls(1e-6, 1e-6))
+    assert [goal.is_met for goal in found[4:]] == met
+
+
+def test_register_tiles_are_translated() -> None:
+    found = compile_latency.translations(2, compile_latency.registers_case(32))
+    assert {"plan_reductions", "scalarise"} <= {step for step, _ in found.steps}
 
 
 def test_every_translation_runs_every_step_again() -> None:
@@ -59,7 +80,7 @@ def test_every_translation_runs_every_step_again() -> None:
 
 def test_text_without_the_exchange_is_not_timed() -> None:
     with pytest.raises(WrongResult, match="threadgroup_barrier"):
-        compile_latency.check_text("threadgroup float scratch[64];")
+        compile_latency.check_text(compile_latency.TRANSPOSE, "threadgroup float scratch[64];")
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -77,7 +98,9 @@ def test_run_writes_all_it_prints(
 ) -> None:
     found = {"doctor": {"missing": "not asked"}, "system": "test", "cores": 1}
     monkeypatch.setattr(compile_latency, "environment", lambda: found)
-    monkeypatch.setattr(compile_latency, "translations", lambda samples: translation(2e-3, 0.5))
+    monkeypatch.setattr(
+        compile_latency, "translations", lambda samples, case=None: translation(2e-3, 0.5)
+    )
     monkeypatch.setattr(compile_latency, "call_costs", lambda rounds, n: calls(1e-6, 30e-6))
     path = tmp_path / "out.json"
     assert compile_latency.main(["--output-json", str(path)]) == 0
@@ -86,7 +109,9 @@ def test_run_writes_all_it_prints(
     assert read["translation"]["total"]["median_s"] == 2e-3
     assert read["translation"]["steps"][0]["step"] == "tile"
     assert read["calls"]["Dispatch"]["median_s"] == 1e-6
-    assert [goal["met"] for goal in read["goals"]] == [True, False, True, False]
+    met = [goal["met"] for goal in read["goals"]]
+    assert met == [True, False, True, False, True, False, True, False]
+    assert [made["values_per_thread"] for made in read["register_translations"]] == [4, 32]
     printed = capsys.readouterr().out
     assert "MISS  verification share: 50.000 % (target <= 20 %)" in printed
     assert "PASS  warm Dispatch call: 1.000 us (target <= 8 us)" in printed

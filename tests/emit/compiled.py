@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from metile_mlx.emit.source import KernelSource
-from metile_mlx.runtime.toolchain import KERNEL_FLAGS, prelude
+from metile_mlx.runtime.toolchain import KERNEL_FLAGS, Toolchain, prelude
 from tests.support.arithmetic import NUMPY, Array, literal
 
 COMPILERS = [name for name in ("g++", "clang++") if shutil.which(name)]
@@ -40,6 +40,23 @@ struct bfloat {
   bfloat(float value) : bits(metile_f32_to_bf16(value)) {}
   operator float() const { return metile_bf16_to_f32(bits); }
 };
+// Packed vectors are aligned like one element; address spaces are one here.
+#define device
+#define constant
+template <class T> struct vector4 {
+  T x, y, z, w;
+  vector4() = default;
+  vector4(T a, T b, T c, T d) : x(a), y(b), z(c), w(d) {}
+  template <class P>
+  explicit vector4(const P& p) : x(p.at[0]), y(p.at[1]), z(p.at[2]), w(p.at[3]) {}
+};
+template <class T> struct packed4 {
+  T at[4];
+  explicit packed4(const vector4<T>& v) : at{v.x, v.y, v.z, v.w} {}
+};
+typedef vector4<float> float4; typedef packed4<float> packed_float4;
+typedef vector4<half> half4; typedef packed4<half> packed_half4;
+typedef vector4<ushort> ushort4; typedef packed4<ushort> packed_ushort4;
 template <class T, class S> T as_type(S value) {
   static_assert(sizeof(T) == sizeof(S), "as_type keeps the size");
   T result; memcpy(&result, &value, sizeof result); return result;
@@ -65,7 +82,7 @@ def as_cpp(source: KernelSource) -> str:
         kind = types.get(dtype.name) or f"{'u' * (dtype.name[0] == 'u')}int{dtype.bits}_t"
         const = "const " if argument in source.inputs else ""
         lines.append(f"  {const}{kind}* {argument.name} = ({const}{kind}*)buffers[{number}];")
-    header = source.header.replace("inline float", "static inline float")
+    header = source.header.replace("inline ", "static inline ")
     return "\n".join(
         [
             *(header.splitlines()),
@@ -100,13 +117,16 @@ class Library:
         scalars: Mapping[str, float],
         grid: Sequence[int],
         parts: int = 1,
+        keep: bool = False,
     ) -> dict[str, Array]:
         """The outputs, by argument's parameter; `arrays` holds a like array for each.
 
+        An output begins as zeros, or, with `keep`, as the array given.
         `parts` splits the programs into that many calls, as a pool of threads does.
         """
         source = self._sources[name]
-        outputs = {a.param: np.zeros_like(arrays[a.param]) for a in source.outputs}
+        begin_as = np.copy if keep else np.zeros_like
+        outputs = {a.param: begin_as(arrays[a.param]) for a in source.outputs}
         inputs = [
             literal(scalars[a.param], a.dtype) if a.is_scalar else arrays[a.param]
             for a in source.inputs
@@ -173,6 +193,7 @@ def remarks(compiler: str, text: str) -> tuple[str, str]:
     """What the compiler says about vectorising a translation unit, and its assembly."""
     wish = "-fopt-info-vec-optimized" if compiler == "g++" else "-Rpass=loop-vectorize"
     flags = [flag for flag in KERNEL_FLAGS if flag not in ("-shared", "-w", "-pipe")]
+    flags += Toolchain((compiler,), compiler).own_flags
     command = [compiler, *flags, wish, "-x", "c++", "-S", "-", "-o", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
     return done.stderr, done.stdout

@@ -379,8 +379,8 @@ def test_numpy_numbers_are_python_numbers() -> None:
 COMPILED: dict[str, tuple[Callable[[], object], str]] = {
     "a float for an extent": (
         lambda: k[(1,)](X, OUT, 5.0, 1.0, N=0),
-        "[tensor] an entry of shape is `n`, a runtime f32, expected an int, a constexpr or a "
-        "runtime int parameter itself",
+        "[tensor] an entry of shape is `n`, a runtime f32, expected an int, a constexpr, a "
+        "runtime int parameter itself or num_programs(axis)",
     ),
     "a number for an array": (
         lambda: k[(1,)](3, OUT, 5, 1.0, N=0),

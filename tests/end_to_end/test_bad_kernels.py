@@ -261,20 +261,17 @@ tiles
 > hint: compute the coordinates from a 1-D tile: index // columns, index % columns
 """,
     ),
-    "several registers (O5)": (
-        metile.UnsupportedError,
+    "registers beside a tile without (O6)": (
+        metile.LayoutError,
         """\
-W = metile.ThreadLayout((8, 9, 0, 1, 2, 3, 4, 5, 6, 7), elements_per_thread=4)
-j = metile.arange(0, 1024, layout=metile.ThreadLayout.identity(1024, elements_per_thread=4))
-v = metile.convert_layout(source.load(j), W)
-target.store(metile.arange(0, 1024, layout=W), v)
-> k.py:12:9: error: [arange] 'j' has ThreadLayout((0, 1, 2, 3, 4, 5, 6, 7, 8, 9), \
-elements_per_thread=4): more than one element per thread is not supported yet
->       j = metile.arange(0, 1024, layout=metile.ThreadLayout.identity(1024, \
-elements_per_thread=4))
->           \
-^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
-> hint: use a layout with elements_per_thread=1
+j = metile.arange(0, 64, layout=metile.ThreadLayout.identity(64, elements_per_thread=2))
+target.store(i, source.load(j))
+> k.py:11:9: error: [arange] 'j' has 2 elements per thread but 'i' has 1 element per thread (no \
+layout is stated for it) (k.py:10)
+>       j = metile.arange(0, 64, layout=metile.ThreadLayout.identity(64, elements_per_thread=2))
+>           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+> hint: state the owner of the other one: layout=ThreadLayout((0, 1, 2, 3, 4, 5), \
+elements_per_thread=2)
 """,
     ),
     "if on a tile (K5)": (
@@ -421,7 +418,8 @@ a power of two from 32 to 1024
 >       j = metile.arange(0, 4096)
 >           ^^^^^^^^^^^^^^^^^^^^^^
 > hint: use a tile of such a size; mask what is too much, and cover more with more programs (a \
-larger grid)
+larger grid); or state who owns several elements per thread: \
+layout=metile.ThreadLayout.identity(4096, elements_per_thread=4)
 """,
     ),
     "fewer threads than a SIMD group (L4)": (

@@ -242,10 +242,44 @@ a loop may run zero times
     "computed extent (K2)": """\
     other = metile.tensor(x, shape=(n * 2,), access="read_write")
 > k.py:6:36: error: [tensor] an entry of shape is `n_times_2`, a runtime i32, expected an int, \
-a constexpr or a runtime int parameter itself
+a constexpr, a runtime int parameter itself or num_programs(axis)
 >       other = metile.tensor(x, shape=(n * 2,), access="read_write")
 >                                      ^^^^^^^^
 > hint: compute it on the host and pass it as a parameter
+""",
+    "sum of f16 (R4, F67)": """\
+    y = metile.sum(metile.cast(i, metile.f16))
+> k.py:6:20: error: [sum] x is f16, cast to f32 before summing: a sum in f16 overflows or stagnates
+>       y = metile.sum(metile.cast(i, metile.f16))
+>                      ^^^^^^^^^^^^^^^^^^^^^^^^^^
+> hint: metile.sum(metile.cast(i_f16, metile.f32))
+""",
+    "sum of bf16 (R4, F67)": """\
+    b = metile.cast(i, metile.bf16)
+    y = metile.sum(b)
+> k.py:7:20: error: [sum] x is bf16, cast to f32 before summing: a sum in bf16 overflows or \
+stagnates
+>       y = metile.sum(b)
+>                      ^
+> hint: metile.sum(metile.cast(b, metile.f32))
+""",
+    "acc in f16 (R4)": """\
+    y = metile.sum(metile.cast(i, metile.f32), acc=metile.f16)
+> k.py:6:52: error: [sum] acc is metile.f16, expected metile.f32 or None
+>       y = metile.sum(metile.cast(i, metile.f32), acc=metile.f16)
+>                                                      ^^^^^^^^^^
+""",
+    "sum of a scalar": """\
+    y = metile.sum(n)
+> k.py:6:20: error: [sum] x is `n`, a runtime i32, expected a tile
+>       y = metile.sum(n)
+>                      ^
+""",
+    "sum along another axis": """\
+    y = metile.sum(metile.cast(i, metile.f32), axis=1)
+> k.py:6:53: error: [sum] axis is 1, expected None or 0 to 0
+>       y = metile.sum(metile.cast(i, metile.f32), axis=1)
+>                                                       ^
 """,
     "tensor of a tile": """\
     other = metile.tensor(i, shape=n)
@@ -451,10 +485,21 @@ UNSUPPORTED = {
         "for j in metile.tile_range(0, n):\n        pass",
         "k.py:6:14: error: [tile_range] loops with runtime bounds are not supported yet",
     ),
-    "sum": ("y = metile.sum(i)", "k.py:6:9: error: [sum] reductions are not supported yet"),
+    "sum of integers": (
+        "y = metile.sum(i)",
+        "k.py:6:20: error: [sum] x is i32: only f32 tiles can be summed yet",
+    ),
+    "sum of a mask": (
+        "y = metile.sum(i < 3)",
+        "k.py:6:20: error: [sum] x is bool: only f32 tiles can be summed yet",
+    ),
+    "axis of two dimensions": (
+        "y = metile.sum(metile.zeros((8, 8), metile.f32), axis=1)",
+        "k.py:6:9: error: [sum] axis=1 of a tile of 2 dimensions is not supported yet",
+    ),
     "argmax": (
         "y = metile.argmax(i)",
-        "k.py:6:9: error: [argmax] reductions are not supported yet",
+        "k.py:6:9: error: [argmax] this reduction is not supported yet",
     ),
     "runtime assert": (
         "assert n > 3",

@@ -384,3 +384,21 @@ def test_stubs_refuse_to_run_outside_a_kernel() -> None:
         halves(1)
     assert metile.cdiv(9, 8) == 2
     assert metile.next_power_of_2(33) == 64
+
+
+def row_sums(x, y, N: metile.constexpr):
+    rows = metile.num_programs(0)
+    # CHECK: %rows = tile.num_programs axis=0 : i32
+    source = metile.tensor(x, shape=(rows, N))
+    # CHECK: %source = tile.tensor param=%x, shape=[%rows, %c128], strides=[%c128, %c1]
+    target = metile.tensor(y, shape=rows, access="write")
+    # CHECK: %target = tile.tensor param=%y, shape=[%rows], strides=[%c1]
+    value = source.load((metile.program_id(0), metile.arange(0, N)))
+    target.store(metile.program_id(0), metile.sum(value, axis=0, acc=metile.f32))
+    # CHECK: %value_sum = tile.reduce sum, %value : f32
+    # CHECK: tile.store %target, [%program_0{{.*}}], %value_sum
+
+
+def test_sums_and_extents_of_the_grid() -> None:
+    """SPEC K2, K3, R2: a sum is a uniform scalar; the grid's extent may be a tensor's."""
+    filecheck(tile_text(row_sums, "f32*", "f32*", N=128), row_sums)

@@ -14,7 +14,7 @@ from metile_mlx.errors import (
     VerificationError,
 )
 from metile_mlx.ir import tile
-from metile_mlx.ir.arith import BinaryKind, CompareKind, UnaryKind
+from metile_mlx.ir.arith import BinaryKind, CombineKind, CompareKind, UnaryKind
 from metile_mlx.ir.core import Block, Func, Value, walk
 from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.layout.thread_layout import ThreadLayout
@@ -23,6 +23,7 @@ from metile_mlx.report import ValueLayout
 from metile_mlx.target import SIMD_WIDTH
 from metile_mlx.verify import verify
 from tests.support.build import Program, chain_program, context, conversion_program
+from tests.support.tile_program import TileProgram
 
 IDENTITY = ThreadLayout.identity(64)
 ROWS = ThreadLayout((3, 4, 5, 0, 1, 2))
@@ -345,11 +346,29 @@ def test_o5_tile_sizes_agree_within_a_kernel() -> None:
 def test_o6_a_tile_without_a_layout_is_never_one_of_several_registers(size: int) -> None:
     p = Program()
     p.arange(size, None, "a")
+    advice = (
+        "; or state who owns several elements per thread: "
+        f"layout=metile.ThreadLayout.identity({size}, elements_per_thread={size // 1024})"
+    )
     fails(
         p.func(),
         LayoutError,
         f"[arange] 'a' has {size} elements; a tile without a layout has one per thread: a power "
         "of two from 32 to 1024",
+        2,
+        "use a tile of such a size; mask what is too much, and cover more with more programs "
+        f"(a larger grid){advice if size > 1024 else ''}",
+    )
+
+
+def test_o6_a_tile_beyond_every_layout_gets_no_advice_to_state_one() -> None:
+    p = Program()
+    p.arange(65536, None, "a")
+    fails(
+        p.func(),
+        LayoutError,
+        "[arange] 'a' has 65536 elements; a tile without a layout has one per thread: a power of "
+        "two from 32 to 1024",
         2,
         "use a tile of such a size; mask what is too much, and cover more with more programs "
         "(a larger grid)",
@@ -363,17 +382,78 @@ def test_o6_a_shape_that_is_no_power_of_two() -> None:
         infer_ownership(p.func(), context())
 
 
-def test_several_elements_per_thread_wait_for_their_lowering() -> None:
+FOUR = ThreadLayout.identity(1024, elements_per_thread=4)
+
+
+@pytest.mark.parametrize("registers", [1, 2, 4, 8, 16, 32])
+def test_registers_divide_the_threads(registers: int) -> None:
+    """SPEC L2, R1: a thread for each group of elements it owns."""
     p = Program()
-    p.arange(128, ThreadLayout.identity(128, elements_per_thread=4), "a")
+    p.arange(1024, ThreadLayout.identity(1024, elements_per_thread=registers), "a")
+    assert owned(p.func()).threads == 1024 // registers
+
+
+def test_the_largest_tile() -> None:
+    p = Program()
+    p.arange(32768, ThreadLayout.identity(32768, elements_per_thread=32), "a")
+    assert owned(p.func()).threads == 1024
+
+
+def test_o6_an_unstated_tile_beside_one_of_several_registers() -> None:
+    """It has one element per thread, and that is said; in either order."""
+    p = Program()
+    p.arange(1024, FOUR, "a")
+    p.arange(1024, None, "b")
     fails(
         p.func(),
-        UnsupportedError,
-        "[arange] 'a' has ThreadLayout((0, 1, 2, 3, 4, 5, 6), elements_per_thread=4): more than "
-        "one element per thread is not supported yet",
-        2,
-        "use a layout with elements_per_thread=1",
+        LayoutError,
+        "[arange] 'b' has 1 element per thread (no layout is stated for it) but 'a' has 4 elements "
+        "per thread (kernel.py:2)",
+        4,
+        f"state the owner of the other one: layout={FOUR!r}",
     )
+    p = Program()
+    p.arange(1024, None, "a")
+    p.arange(1024, FOUR, "b")
+    fails(
+        p.func(),
+        LayoutError,
+        "[arange] 'b' has 4 elements per thread but 'a' has 1 element per thread (no layout is "
+        "stated for it) (kernel.py:2)",
+        4,
+        f"state the owner of the other one: layout={FOUR!r}",
+    )
+
+
+def test_o5_one_number_of_registers_per_kernel() -> None:
+    p = Program()
+    p.arange(1024, FOUR, "a")
+    p.arange(1024, ThreadLayout.identity(1024, elements_per_thread=8), "b")
+    fails(
+        p.func(),
+        LayoutError,
+        "[arange] 'b' has 8 elements per thread but 'a' has 4 elements per thread (kernel.py:2)",
+        4,
+        "a kernel has one elements_per_thread; give all its layouts the same",
+    )
+
+
+def test_c2_a_reduction_under_a_condition() -> None:
+    """Every thread takes part in a sum, so it never stands in a branch."""
+    p = TileProgram()
+    x = p.tensor("x", (64,), "read")
+    value = p.load(x, p.lanes(64))
+    condition = p.compare(CompareKind.LT, p.program_id(), 3)
+    outer = p.begin()
+    then = p.end(outer, p.add(tile.Reduce(CombineKind.SUM, value)))
+    outer = p.begin()
+    otherwise = p.end(outer, p.number(0.0, f32))
+    p.emit(tile.If(condition, then, otherwise))
+    with pytest.raises(UnsupportedError) as caught:
+        infer_ownership(p.func(), context())
+    assert caught.value.message == "[sum] a reduction under a runtime `if` is not supported yet"
+    line = p.func().body.ops[-1].loc.line
+    assert caught.value.hint == f"reduce before the `if` of line {line} and use the result in it"
 
 
 def test_a_layout_of_another_size_than_its_tile() -> None:

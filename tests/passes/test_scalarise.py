@@ -246,7 +246,7 @@ def test_each_op_keeps_its_source_line() -> None:
 
 def test_a_conversion_that_nobody_planned_is_refused() -> None:
     func = conversion_program(ThreadLayout.identity(64), ThreadLayout((1, 0, 2, 3, 4, 5)))
-    with pytest.raises(VerificationError, match="needs a program whose conversions are planned"):
+    with pytest.raises(VerificationError, match="which needs a planned program"):
         scalarise(lower(func, context(), Stage.OWNED), context())
 
 

@@ -14,6 +14,9 @@ from graphlib import CycleError, TopologicalSorter
 
 PACKAGE = "metile_mlx"
 GATE = "metile_mlx/runtime/optional.py"
+# Modules: only who uses them pays for the import of mlx.nn, and they run the library's kernels.
+MODULE_GATE = "metile_mlx/nn/optional.py"
+LIBRARY = "metile_kernels"
 PUBLIC_ONLY = ("kernels/", "examples/", "benchmarks/")
 PUBLIC_MODULES = frozenset(
     {"metile_mlx", "metile_mlx.nn", "metile_mlx.emulator", "metile_mlx.testing"}
@@ -165,11 +168,13 @@ def _strings(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _third_party(path: str, items: list[Import]) -> Iterator[str]:
-    """Only the gate tries optional packages; from rank 7 on MLX's types may be annotations."""
-    if path == GATE:
+    """Only the gates try optional packages; from rank 7 on annotations may name MLX types."""
+    if path in (GATE, MODULE_GATE):
         return
     for item in items:
         top = item.module.split(".")[0]
+        if top == LIBRARY and folder(path) == "nn":
+            continue
         if top in (PACKAGE, "numpy") or top in sys.stdlib_module_names:
             continue
         if top == "mlx" and item.typing_only and (rank(path) or 0) >= 7:

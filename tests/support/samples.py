@@ -11,6 +11,7 @@ from metile_mlx.frontend.values import ArraySpec, ScalarSpec
 from metile_mlx.ir.core import Func
 
 ACROSS = metile.ThreadLayout((3, 4, 5, 0, 1, 2), xor_mask=9)
+ADJACENT = metile.ThreadLayout((6, 7, 8, 0, 1, 2, 3, 4, 5), elements_per_thread=8)
 LANES = metile.ThreadLayout((1, 0, 3, 2, 4, 5), xor_mask=5)
 
 
@@ -78,6 +79,15 @@ def printed(x, y, n):
     metile.tensor(y, shape=n, access="write").store(i, value)
 
 
+@metile.kernel
+def centred(x, y, n, LAYOUT: metile.constexpr):
+    source = metile.tensor(x, shape=(n,), access="read")
+    target = metile.tensor(y, shape=(n,), access="read_write")
+    i = metile.program_id(0) * 512 + metile.arange(0, 512, layout=LAYOUT)
+    value = source.load(i) - metile.sum(target.load(i)) / n
+    target.store(i, value)
+
+
 @dataclass(frozen=True)
 class Sample:
     """A kernel with the types of its runtime parameters (`f32*` an array) and its constexprs."""
@@ -107,5 +117,6 @@ SAMPLES = {
     "chain": Sample(chain, ("f32*", "f32*", "i32"), {}, frozenset({"y"})),
     "print": Sample(printed, ("f32*", "f32*", "i32")),
     "square": Sample(square, ("i32*", "i32")),
+    "registers": Sample(centred, ("f32*", "f32*", "i32"), {"LAYOUT": ADJACENT}, frozenset({"y"})),
     "numbers": Sample(numbers, ("f32*", "f32*", "i32", "f32"), {"POWER": 3}),
 }

@@ -17,7 +17,7 @@ import numpy as np
 
 from metile_mlx import dtypes
 from metile_mlx.ir import metal
-from metile_mlx.ir.arith import BinaryKind, element
+from metile_mlx.ir.arith import BinaryKind, CombineKind, element
 from metile_mlx.ir.core import Block, Func, Op, Value
 from metile_mlx.ir.types import PointerType, ScalarType
 from metile_mlx.target import SIMD_WIDTH
@@ -34,6 +34,8 @@ from tests.support.arithmetic import (
     widen,
 )
 from tests.support.memory import NOBODY, Output, Scratch, SimulationError, poisoned
+
+COMBINE = {CombineKind.SUM: np.add}
 
 Observer = Callable[[Op, tuple[Array, ...]], None]
 
@@ -245,6 +247,47 @@ def _print(group: Group, item: metal.Print) -> tuple[Array, ...]:
     return ()
 
 
+def _load_group(group: Group, item: metal.LoadGroup) -> tuple[Array, ...]:
+    data = group.inputs[item.buffer]
+    together, first = _together(group, item)
+    lanes = []
+    for lane, (index, mask, fill) in enumerate(item.parts()):
+        active = group.lanes(mask)
+        # The scalar path takes each index as it is; the vector lies behind the first.
+        at = np.where(
+            together, first + lane, _in_array(group, group.values[index], active, data.size, item)
+        )
+        other = np.zeros(1, data.dtype) if fill is None else group.values[fill]
+        lanes.append(np.where(active, data[np.where(active, at, 0)], other))
+    return (np.stack(lanes, axis=1),)
+
+
+def _store_group(group: Group, item: metal.StoreGroup) -> tuple[Array, ...]:
+    out = group.outputs[item.buffer]
+    together, first = _together(group, item)
+    for lane, (index, value, mask) in enumerate(item.parts()):
+        active = group.lanes(mask)
+        at = _in_array(group, group.values[index], active, out.data.size, item)
+        at = np.where(together, first + lane, at)[active]
+        stored = group.spread(group.values[value])[active]
+        out.store(at, stored, _launch_thread(group)[active], item)
+    return ()
+
+
+def _together(group: Group, item: metal.LoadGroup | metal.StoreGroup) -> tuple[Array, Array]:
+    """The threads that access a vector, and where it starts."""
+    everywhere = np.logical_and.reduce([group.lanes(mask) for mask in item.masks])
+    indices = [group.spread(group.values[index]).astype(np.int64) for index in item.indices]
+    follows = np.logical_and.reduce([at == indices[0] + lane for lane, at in enumerate(indices)])
+    if not item.checked and (everywhere & ~follows).any():
+        raise SimulationError("indices that nobody compares are not consecutive", item)
+    return everywhere & follows, indices[0]
+
+
+def _extract(group: Group, item: metal.Extract) -> tuple[Array, ...]:
+    return (group.values[item.vector][:, item.lane],)
+
+
 def _launch_thread(group: Group) -> Array:
     """A number of each thread that no other thread of the launch has."""
     (x, y, z), (width, height, _) = group.position, group.grid
@@ -266,7 +309,7 @@ def _alloc(group: Group, item: metal.ThreadgroupAlloc) -> tuple[Array, ...]:
 
 
 def _threadgroup_store(group: Group, item: metal.ThreadgroupStore) -> tuple[Array, ...]:
-    memory, lanes = group.scratch[item.buffer], group.active
+    memory, lanes = group.scratch[item.buffer], group.lanes(item.mask)
     at = _in_array(group, group.values[item.index], lanes, memory.data.size, item)[lanes]
     value = group.spread(group.values[item.value])[lanes]
     memory.store(at, value, group.threads[lanes], item)
@@ -274,10 +317,11 @@ def _threadgroup_store(group: Group, item: metal.ThreadgroupStore) -> tuple[Arra
 
 
 def _threadgroup_load(group: Group, item: metal.ThreadgroupLoad) -> tuple[Array, ...]:
-    memory, lanes = group.scratch[item.buffer], group.active
+    memory, lanes = group.scratch[item.buffer], group.lanes(item.mask)
     spread = _in_array(group, group.values[item.index], lanes, memory.data.size, item)
     memory.load(spread[lanes], group.threads[lanes], item)
-    return (memory.data[spread],)
+    fill = memory.data[:1] if item.fill is None else group.values[item.fill]
+    return (np.where(lanes, memory.data[spread], fill),)
 
 
 def _barrier(group: Group, item: metal.Barrier) -> tuple[Array, ...]:
@@ -294,6 +338,17 @@ def _shuffle(group: Group, item: metal.Shuffle) -> tuple[Array, ...]:
         raise SimulationError(f"lane {lane.max()} of {SIMD_WIDTH}", item)
     source = group.threads // SIMD_WIDTH * SIMD_WIDTH + lane
     return (group.spread(group.values[item.src])[source],)
+
+
+def _simd_reduce(group: Group, item: metal.SimdReduce) -> tuple[Array, ...]:
+    group.together(item)
+    lanes = group.spread(group.values[item.src]).reshape(-1, SIMD_WIDTH)
+    while lanes.shape[1] > 1:
+        half = lanes.shape[1] // 2
+        lanes = COMBINE[item.kind](lanes[:, :half], lanes[:, half:])
+    if item.uniform and np.unique(lanes.view(np.uint32)).size != 1:
+        raise SimulationError("typed uniform, but simdgroups differ", item)
+    return (lanes[0] if item.uniform else np.repeat(lanes.reshape(-1), SIMD_WIDTH),)
 
 
 def _if(group: Group, item: metal.If) -> tuple[Array, ...]:
@@ -329,11 +384,15 @@ STEPS: dict[type[Op], Callable[[Group, Any], tuple[Array, ...]]] = {
     metal.Load: _load,
     metal.Store: _store,
     metal.Print: _print,
+    metal.LoadGroup: _load_group,
+    metal.Extract: _extract,
+    metal.StoreGroup: _store_group,
     metal.ThreadgroupAlloc: _alloc,
     metal.ThreadgroupStore: _threadgroup_store,
     metal.ThreadgroupLoad: _threadgroup_load,
     metal.Barrier: _barrier,
     metal.Shuffle: _shuffle,
+    metal.SimdReduce: _simd_reduce,
     metal.If: _if,
     metal.Yield: _yield,
 }

@@ -30,6 +30,8 @@ def program_id(axis: int) -> Scalar:
 def num_programs(axis: int) -> Scalar:
     """The extent of the grid along an axis (0..2), an i32 scalar (SPEC K3).
 
+    The host knows it at each call, so it may also be an extent or stride of a `tensor`.
+
     Raises:
         CompileError: the axis is not 0, 1 or 2.
     """
@@ -87,7 +89,9 @@ def _program_id(build: Build, axis: object) -> Value:
 @rule(num_programs)
 def _num_programs(build: Build, axis: object) -> Value:
     number = _axis(build, axis)
-    return build.add(tile.NumPrograms(number), f"num_programs_{number}")
+    made = build.add(tile.NumPrograms(number), f"num_programs_{number}")
+    build.grid_extents.add(made)
+    return made
 
 
 @rule(arange)

@@ -134,7 +134,8 @@ def tensor(
 
     Args:
         param: an array parameter.
-        shape: extents: ints, constexprs or runtime int parameters; one value for rank 1.
+        shape: extents: ints, constexprs, runtime int parameters or `num_programs(axis)`; one value
+            for rank 1.
         strides: the same, in elements; None is row-major.
         access: "read", "write" or "read_write".
 
@@ -188,10 +189,10 @@ def _extents(build: Build, extents: object, argument: str) -> tuple[Value | int,
         raise build.error(f"{argument} is empty, expected at least one entry", argument)
     made: list[Value | int] = []
     for part in parts:
-        is_parameter = isinstance(part, Value) and (
-            part in build.params or part in build.lazy_scalars
+        is_known = isinstance(part, Value) and (
+            part in build.params or part in build.lazy_scalars or part in build.grid_extents
         )
-        if isinstance(part, Value) and is_parameter and part.type == ScalarType(i32):
+        if isinstance(part, Value) and is_known and part.type == ScalarType(i32):
             made.append(part)
         elif isinstance(part, int) and not isinstance(part, bool):
             if part < 0:
@@ -201,8 +202,8 @@ def _extents(build: Build, extents: object, argument: str) -> tuple[Value | int,
             made.append(part)
         else:
             raise build.error(
-                f"an entry of {argument} is {describe(part)}, expected an int, a constexpr or a "
-                "runtime int parameter itself",
+                f"an entry of {argument} is {describe(part)}, expected an int, a constexpr, a "
+                "runtime int parameter itself or num_programs(axis)",
                 argument,
                 "compute it on the host and pass it as a parameter",
             )

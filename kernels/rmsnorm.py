@@ -1,0 +1,157 @@
+"""RMS normalisation of rows, `x / sqrt(mean(x^2) + eps) * w`, and its gradients (SPEC B1).
+
+One program per row; the row is held in registers, read once and used twice. All arithmetic is f32.
+With `ROUND_NORMALISED` the normalised value is rounded to the dtype of the output before it is
+multiplied by the weight in that dtype, which is the order of `mx.fast.rms_norm` (F66); otherwise
+there is one rounding, at the store. In f32 the two are the same.
+
+    from metile_kernels.rmsnorm import rmsnorm_register
+
+    dispatch = rmsnorm_register[(rows,)].prepare(
+        inputs, weights, output, 1e-5, N=1009, BLOCK=1024, RELAXED_PRECISION=False,
+    )
+"""
+
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+
+import metile_mlx as metile
+
+
+@metile.inline
+def columns_of(N, BLOCK, LAYOUT):
+    """The columns of a row, in the layout asked for or in four striped values per thread."""
+    assert N > 0, "a row has at least one column: pass N=inputs.shape[-1]"
+    assert N <= BLOCK, "a row must fit into the block: pass BLOCK=metile.next_power_of_2(N)"
+    if LAYOUT is None:
+        # Four, fewer for less than 128 columns, more where 1024 threads are not enough.
+        VALUES = max(min(4, BLOCK // 32), BLOCK // 1024)
+        LAYOUT = metile.ThreadLayout.identity(BLOCK, elements_per_thread=VALUES)
+    return metile.arange(0, BLOCK, layout=LAYOUT)
+
+
+@metile.inline
+def reciprocal_root(values, eps, N):
+    """`1 / sqrt(mean(values^2) + eps)` of f32 values; those beyond N are zero."""
+    return metile.rsqrt(metile.sum(values * values) * (1 / N) + eps)
+
+
+@metile.kernel(relaxed="RELAXED_PRECISION")
+def rmsnorm_register(
+    inputs,
+    weights,
+    output,
+    eps: float,
+    N: metile.constexpr,
+    BLOCK: metile.constexpr,
+    RELAXED_PRECISION: metile.constexpr = False,
+    LAYOUT: metile.constexpr = None,
+    ROUND_NORMALISED: metile.constexpr = False,
+    WEIGHTED: metile.constexpr = True,
+):
+    """Normalise rows of N columns: inputs and output hold rows * N elements, weights N.
+
+    Args:
+        eps: added to the mean square, f32.
+        N, BLOCK: columns, and the power of two of 32 to 32768 that holds them: 0 < N <= BLOCK.
+        RELAXED_PRECISION: compile with MLX's math mode `relaxed`.
+        LAYOUT: who holds which column, a `metile.ThreadLayout` of BLOCK elements; four striped
+            values per thread where it is None.
+        ROUND_NORMALISED: round to the output's dtype before the weight too.
+        WEIGHTED: multiply by the weights; else they may be any array and are not read.
+    """
+    rows = metile.num_programs(0)
+    source = metile.tensor(inputs, shape=(rows, N), access="read")
+    result = metile.tensor(output, shape=(rows, N), access="write")
+    row = metile.program_id(0)
+    columns = columns_of(N, BLOCK, LAYOUT)
+    values = metile.cast(source.load((row, columns)), metile.f32)
+    normalised = values * reciprocal_root(values, eps, N)
+    if WEIGHTED:
+        weight = metile.tensor(weights, shape=(N,), access="read").load(columns)
+        if ROUND_NORMALISED:
+            rounded = metile.cast(normalised, output.dtype)
+            scaled = rounded * metile.cast(weight, output.dtype)
+        else:
+            scaled = normalised * metile.cast(weight, metile.f32)
+        result.store((row, columns), scaled)
+    else:
+        result.store((row, columns), normalised)
+
+
+@metile.kernel(relaxed="RELAXED_PRECISION")
+def rmsnorm_register_gradients(
+    inputs,
+    weights,
+    cotangents,
+    input_gradient,
+    weight_gradients,
+    eps: float,
+    N: metile.constexpr,
+    BLOCK: metile.constexpr,
+    ROWS: metile.constexpr = 1,
+    RELAXED_PRECISION: metile.constexpr = False,
+    LAYOUT: metile.constexpr = None,
+    WEIGHTED: metile.constexpr = True,
+):
+    """Gradients of `rmsnorm_register` for the cotangents of its output: ROWS rows per program.
+
+    With r = 1 / sqrt(mean(x^2) + eps), n = x * r and g = cotangent * w:
+    input_gradient = r * (g - n * mean(g * n)), and each program's part of the weight gradient is
+    the sum of cotangent * n over its rows. All in f32, one rounding at the store.
+
+    Args:
+        inputs, cotangents, input_gradient: programs * ROWS * N elements.
+        weights: N elements.
+        weight_gradients: programs * N elements, f32; their sum over programs is the gradient.
+        WEIGHTED: without it weights and weight_gradients are neither read nor written.
+        eps, N, BLOCK, RELAXED_PRECISION, LAYOUT: as of `rmsnorm_register`.
+    """
+    program = metile.program_id(0)
+    shape = (metile.num_programs(0), ROWS, N)
+    source = metile.tensor(inputs, shape=shape, access="read")
+    given = metile.tensor(cotangents, shape=shape, access="read")
+    result = metile.tensor(input_gradient, shape=shape, access="write")
+    columns = columns_of(N, BLOCK, LAYOUT)
+    if WEIGHTED:
+        weight = metile.cast(
+            metile.tensor(weights, shape=(N,), access="read").load(columns), metile.f32
+        )
+    total = 0.0
+    for row in range(ROWS):
+        values = metile.cast(source.load((program, row, columns)), metile.f32)
+        cotangent = metile.cast(given.load((program, row, columns)), metile.f32)
+        root = reciprocal_root(values, eps, N)
+        normalised = values * root
+        if WEIGHTED:
+            total = total + cotangent * normalised
+            cotangent = cotangent * weight
+        along = metile.sum(cotangent * normalised) * (1 / N)
+        result.store((program, row, columns), root * (cotangent - normalised * along))
+    if WEIGHTED:
+        parts = metile.tensor(weight_gradients, shape=(metile.num_programs(0), N), access="write")
+        parts.store((program, columns), total)
+
+
+def _selftest(dtype, width, backend):
+    """Rows of N(0, 1) numbers against float64."""
+    generator = np.random.default_rng(width)
+    x = mx.array(generator.standard_normal((5, width)).astype(np.float32)).astype(dtype)
+    w = mx.array(generator.uniform(0.5, 2, width).astype(np.float32)).astype(dtype)
+    exact, weight = (np.array(a.astype(mx.float32)).astype(np.float64) for a in (x, w))
+    expected = exact / np.sqrt((exact**2).mean(axis=1, keepdims=True) + 1e-5) * weight
+    arguments = (x, w, metile.empty(x.shape, dtype), 1e-5)
+    dispatch = rmsnorm_register[5].prepare(
+        *arguments, N=width, BLOCK=metile.next_power_of_2(max(width, 32)), backend=backend
+    )
+    # 1e-6 of a f32; two more than the correctly rounded f16 or bf16, which is half of one off.
+    return dispatch, arguments, expected, 8 if dtype == mx.float32 else 2.5
+
+
+SELFTESTS = [
+    (f"rmsnorm_register, {width} columns, {name}", partial(_selftest, dtype, width))
+    for width in (31, 1009, 1024)
+    for name, dtype in (("f32", mx.float32), ("f16", mx.float16), ("bf16", mx.bfloat16))
+]

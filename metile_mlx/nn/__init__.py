@@ -1,0 +1,6 @@
+"""Modules and functions that stand for those of `mlx.nn` and `mx.fast`, on kernels (SPEC B2)."""
+
+from metile_mlx.nn.normalization import RMSNorm
+from metile_mlx.nn.rms_norm import rms_norm
+
+__all__ = ["RMSNorm", "rms_norm"]

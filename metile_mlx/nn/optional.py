@@ -1,0 +1,30 @@
+"""`mlx.nn.Module`, tried once. Not in `runtime/optional.py`: only who uses modules pays for mlx.nn.
+
+Without mlx, `Module` is a class that can't be made, so that importing still works (SPEC D, F29).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from metile_mlx.errors import BackendError
+
+try:
+    from mlx.nn.layers.base import Module
+except ImportError as error:
+    _REASON = str(error)
+
+    class Module:  # type: ignore[no-redef]
+        """Stands for mlx.nn.Module.
+
+        Raises:
+            BackendError: when one is made.
+        """
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            raise BackendError(
+                f"mlx is not installed: {_REASON}", hint="pip install 'metile-mlx[cpu]'"
+            )
+
+
+__all__ = ["Module"]
