@@ -259,6 +259,14 @@ def test_text_that_does_not_compile_is_shown_with_its_lines() -> None:
     assert "5 | y[i] = lost;" in str(caught.value)
 
 
+def test_text_that_only_the_strict_front_refuses_does_not_run() -> None:
+    source = "threadgroup float s[8];\nuint i = thread_position_in_grid.x;\ns[i] = x[i];\n"
+    source += "const device float* p = s;\ny[i] = p[i];"
+    with pytest.raises(CompileError, match=r"address-space-mismatch") as caught:
+        call(kernel(source), mx.zeros((8,)), threadgroup=(8, 1, 1))
+    assert "const device float* p = s;" in str(caught.value)
+
+
 def test_gradients_are_not_implemented_as_in_mlx() -> None:
     """F28: an error, never a zero."""
     with pytest.raises(ValueError, match="CustomKernel"):
