@@ -245,6 +245,10 @@ def test_what_can_not_be_launched_is_refused() -> None:
     made, x = kernel(), mx.zeros((8,))
     with pytest.raises(LaunchError, match=r"\(64, 32, 1\) has 2048 threads; 1 to 1024"):
         call(made, x, threadgroup=(64, 32, 1))
+    with pytest.raises(LaunchError, match=r"\(32, 0, 1\) has 0 threads"):
+        call(made, x, threadgroup=(32, 0, 1))
+    with pytest.raises(LaunchError, match=r"grid \(-8, 1, 1\) has a negative extent"):
+        call(made, x, grid=(-8, 1, 1))
     with pytest.raises(LaunchError, match="three extents"):
         call(made, x, grid=(8,))
     with pytest.raises(ValueError, match="inputs"):
