@@ -48,5 +48,5 @@ $(VENV)/.installed-test: $(VENV)/.created pyproject.toml hatch_build.py
 	@touch $(VENV)/.installed-demo $@
 
 clean:
-	rm -rf .venv .editable build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.mlxfn
+	rm -rf .venv .editable build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.mlxfn *.png
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
