@@ -25,6 +25,7 @@ RUNTIME = HERE.parent / "runtime"
 SOURCES = (
     HERE / "runtime/host.cpp",
     HERE / "runtime/emulation.h",
+    HERE / "runtime/orders.h",
     HERE / "headers/msl/abi.h",
     RUNTIME / "strided_copy.h",
     RUNTIME / "thread_pool.h",

@@ -207,6 +207,24 @@ def test_math_modes(mode: str) -> None:
     assert mx.allclose(call(made, x), mx.exp(x), rtol=1e-6)
 
 
+def test_the_math_mode_is_what_the_kernel_is_compiled_with() -> None:
+    """`safe` rounds each operation, `relaxed` may fuse them, `fast` may also reorder them."""
+    body = "uint i = thread_position_in_grid.x;\nfloat a = x[0], b = x[1];\n"
+    sources = {"contract": body + "y[i] = a * a - b;", "reorder": body + "y[i] = (a + b) - b;"}
+    a = np.float32(1 + 2**-12)
+    inputs = {"contract": (a, np.float32(a * a)), "reorder": (np.float32(1), np.float32(1e8))}
+    done = {}
+    for mode in ("safe", "relaxed", "fast"):
+        for name, source in sources.items():
+            x = mx.array(np.array(inputs[name]))
+            made = kernel(source, compile_options={"math_mode": mode})
+            done[mode, name] = call(made, x, 2, threadgroup=(1, 1, 1))[0].item()
+    fused = float(np.float64(a) * np.float64(a) - np.float64(inputs["contract"][1]))
+    assert fused != 0
+    assert [done[mode, "contract"] for mode in ("safe", "relaxed", "fast")] == [0, fused, fused]
+    assert [done[mode, "reorder"] for mode in ("safe", "relaxed", "fast")] == [0, 0, 1]
+
+
 def test_verbose_prints_the_text(capfd: pytest.CaptureFixture[str]) -> None:
     made = kernel()
     for _ in range(2):

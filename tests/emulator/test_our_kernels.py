@@ -5,6 +5,7 @@ What the rest of the suite launches is run the same way when each test file is d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -127,6 +128,24 @@ def test_a_wrong_value_is_shown_with_its_owner(monkeypatch: pytest.MonkeyPatch) 
     assert "emulator: y differs from the reference in 64 elements" in fault
     assert "stored by program (0, 0, 0), thread" in fault
     assert "+ 2.0f" in fault
+
+
+@pytest.mark.faulty
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("device float* wrong = scratch_f32;", "address-space-mismatch"),
+        ("double wide = 1;", "Metal has no 'double'"),
+        ("float lost = nothing_here;", "use of undeclared"),
+    ],
+)
+def test_a_text_that_is_refused_is_shown_with_its_lines(
+    new: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barrier = "  threadgroup_barrier("
+    (fault,) = faults_of(changed_text(monkeypatch, barrier, f"  {new}\n{barrier}", 1))
+    assert message in fault
+    assert re.search(rf"\n *\d+ \|   {re.escape(new)}\n", fault), fault
 
 
 def test_large_launches_are_left_out_and_counted() -> None:

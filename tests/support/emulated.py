@@ -2,7 +2,7 @@
 
 A hook on `Dispatch` remembers one launch of each text that a test file compiles for Metal or the
 CPU. When the file is done they are built, many per compiler run, and run in the emulator on data of
-our own; results must be the reference's, and the checker must find nothing.
+our own; results must be the reference's, the checker must find nothing, the strict front no error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from metile_mlx.context import Schedule
 from metile_mlx.dispatch import Dispatch
 from metile_mlx.dtypes import MLX_NAMES
 from metile_mlx.emulator import build
-from metile_mlx.errors import MetileError, OutOfResources
+from metile_mlx.errors import CompileError, MetileError, OutOfResources
 from metile_mlx.runtime import metal
 from metile_mlx.runtime.autodiff import reference_launch
 from metile_mlx.runtime.backend import Request, Scalar
@@ -160,7 +160,9 @@ def run_all(collector: Collector, tally: Tally) -> list[str]:
     tally.left_out += len(chosen) - len(kept)
     for mode in {chosen[key][1] for key in kept}:
         texts = [key for key in kept if chosen[key][1] == mode]
-        build.prebuild(texts, checked=True, math_mode=mode)
+        # A text that is refused is built again, alone, and reported then.
+        with suppress(CompileError):
+            build.prebuild(texts, checked=True, math_mode=mode)
     faults = []
     for key in kept:
         tally.kernels += 1
@@ -202,9 +204,12 @@ def examine(launch: Launch, text: str) -> list[str]:
     arrays = list(launch.arrays.values())
     expected = reference_launch(request)(arrays)
     emulator.take()
-    with emulator.options(checked=True, schedules=SCHEDULES):
-        made = BACKENDS["emulator"].bind(request)(arrays)
-        mx.eval(*made)
+    try:
+        with emulator.options(checked=True, schedules=SCHEDULES):
+            made = BACKENDS["emulator"].bind(request)(arrays)
+            mx.eval(*made)
+    except CompileError as error:
+        return [f"{error}\n{build.numbered(text)}"]
     report = emulator.take()
     judge = testing._Judge(request, launch.arrays, launch.schedule, None, None)
     compared = [
