@@ -25,6 +25,7 @@ from metile_mlx.dtypes import MLX_NAMES, DType
 from metile_mlx.emit.reserved import is_legal, shape_arguments_in
 from metile_mlx.emit.source import Argument, KernelSource
 from metile_mlx.errors import CompileError, LaunchError, OutOfResources
+from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import MLX_MISSING, mx
 from metile_mlx.runtime.record import MATH_MODES, Grid
 from metile_mlx.runtime.record import CapturedKernel as CapturedKernel
@@ -173,7 +174,7 @@ class MetalKernel:
         dtypes: Sequence[mx.Dtype],
         grid: Grid,
         init: Sequence[int],
-        stream: mx.Stream | mx.Device | mx.DeviceType | None = None,
+        stream: Place = None,
     ) -> list[mx.array]:
         """Lazy outputs of one launch.
 
@@ -209,7 +210,7 @@ class MetalKernel:
         dtypes: Sequence[mx.Dtype],
         threads: Grid,
         init: Sequence[int],
-        stream: mx.Stream | mx.Device | mx.DeviceType | None,
+        stream: Place,
     ) -> Sequence[mx.array]:
         place = {"stream": stream} if stream is not None and mx.metal.is_available() else {}
         options: dict[str, Any] = {} if stream is None else {"stream": stream}
