@@ -6,7 +6,6 @@ import functools
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from threading import Lock
 from typing import Any, overload
 
 from metile_mlx.backends import BACKENDS
@@ -18,6 +17,7 @@ from metile_mlx.frontend.definition import Definition, InlineFunction, Parameter
 from metile_mlx.frontend.usage import array_params
 from metile_mlx.frontend.values import MISSING, ArraySpec, ScalarSpec, as_constant, constant_key
 from metile_mlx.layout.thread_layout import ThreadLayout
+from metile_mlx.locks import Lock
 from metile_mlx.runtime import export
 from metile_mlx.runtime.backend import Backend, Grid, Place, choose
 from metile_mlx.runtime.optional import mx
@@ -61,6 +61,10 @@ class Kernel:
             f"[{self.definition.name}] a kernel is launched over a grid of programs",
             hint=f"{self.definition.name}[(programs,)](...)",
         )
+
+    def __reduce__(self) -> str:
+        """As a function's: copies are the kernel itself, a pickle is its name."""
+        return self.definition.fn.__qualname__
 
     def __repr__(self) -> str:
         return f"<metile kernel {self.definition.name}({', '.join(self._names)})>"

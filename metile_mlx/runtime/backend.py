@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import Protocol, TypeAlias
 
 from metile_mlx import config
@@ -13,6 +12,7 @@ from metile_mlx.dtypes import DType
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.errors import BackendError, LaunchError, MetileError
 from metile_mlx.ir.core import Func
+from metile_mlx.locks import Lock
 from metile_mlx.runtime.optional import MLX_MISSING, mx
 from metile_mlx.target import Target
 
