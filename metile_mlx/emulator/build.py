@@ -6,7 +6,6 @@ import functools
 import os
 import platform
 import shutil
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from metile_mlx.emulator import front, toolchain
 from metile_mlx.emulator import text as texts
 from metile_mlx.errors import CompileError
+from metile_mlx.locks import Lock
 from metile_mlx.runtime import cache
 from metile_mlx.runtime.toolchain import CompilerFailed, Toolchain
 
@@ -142,7 +142,7 @@ def translation_unit(name: str, text: str, symbol: str) -> tuple[str, texts.Sign
     return "".join(parts), signature
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _built: dict[str, Built] = {}
 
 

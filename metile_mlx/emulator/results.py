@@ -6,17 +6,17 @@ import contextlib
 import functools
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from metile_mlx.emulator import host_module, toolchain
 from metile_mlx.emulator.report import EmulatorError, Finding, Report, finding, merged
+from metile_mlx.locks import Lock
 from metile_mlx.runtime.optional import mx
 
 _VERSIONS = range(toolchain.NEWEST, toolchain.OLDEST - 1, -1)
 _TOOLS = ("addr2line", *(f"llvm-symbolizer-{v}" for v in _VERSIONS), "llvm-symbolizer")
-_lock = threading.Lock()
+_lock = Lock()
 _kernels: dict[str, tuple[str, str, Path]] = {}
 
 
