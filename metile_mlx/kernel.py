@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, overload
 
 from metile_mlx.backends import BACKENDS
 from metile_mlx.context import Schedule
-from metile_mlx.dispatch import ArrayArgument, Dispatch, Empty, Options, ScalarArgument, own_dtype
+from metile_mlx.dispatch import (
+    ArrayArgument,
+    Dispatch,
+    Empty,
+    Options,
+    ScalarArgument,
+    integer,
+    own_dtype,
+)
 from metile_mlx.dtypes import bool_, f32, i32
 from metile_mlx.errors import CompileError, LaunchError
 from metile_mlx.frontend.definition import Definition, InlineFunction, Parameter
@@ -376,8 +383,7 @@ def _backend(backend: str | None, target: str | None, stream: Place, compile_onl
 
 def _checked_grid(name: str, grid: int | Sequence[int]) -> Grid:
     given: tuple[Any, ...] = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
-    # NumPy's integers too; an array would have to be evaluated.
-    extents = tuple([g if type(g) is int else _integer(g) for g in given])
+    extents = tuple([integer(extent) for extent in given])
     if not 1 <= len(extents) <= 3 or not all(0 <= e < 2**31 for e in extents):
         raise LaunchError(
             f"[{name}] grid is {grid!r}; expected one to three integers of 0 to {2**31 - 1}: the "
@@ -385,13 +391,6 @@ def _checked_grid(name: str, grid: int | Sequence[int]) -> Grid:
         )
     x, y, z = (*extents, 1, 1)[:3]
     return x, y, z
-
-
-def _integer(value: object) -> int:
-    """The value of an integer of any type, else -1."""
-    if isinstance(value, (bool, mx.array)) or not hasattr(value, "__index__"):
-        return -1
-    return operator.index(value)
 
 
 def _checked_schedule(schedule: Schedule | None, default: Schedule) -> Schedule:
