@@ -227,6 +227,26 @@ class Dispatch:
                 # Before this dispatch is kept, so that one that can't run never is.
                 pipeline_limit(request)
 
+    def prepared_for(self, scalars: tuple[Scalar, ...]) -> Dispatch:
+        """This dispatch, or one like it whose report and text are of these scalars.
+
+        Raises:
+            LaunchError, CompileError, OutOfResources: as a call.
+        """
+        if repr(scalars) == repr(self._values):
+            return self
+        made = Dispatch(
+            self._specialisation,
+            self._backend,
+            self.grid,
+            self._arrays,
+            self._scalars,
+            self._options,
+        )
+        made._launches = self._launches
+        made.prepare(scalars)
+        return made
+
     @property
     def threadgroup(self) -> Grid:
         """Threads of a threadgroup."""
