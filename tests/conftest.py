@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from tests.support import emulated, profile, timing
+from tests.support import emulated, profile, simulated_metal, timing
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).resolve().parent / "golden"
@@ -46,8 +46,8 @@ TALLY = emulated.Tally()
 
 @pytest.fixture(scope="session", autouse=True)
 def _collecting() -> Iterator[None]:
-    """All launches of kernels are noted."""
-    with emulated.collecting(COLLECTOR):
+    """All launches of kernels are noted, and all Metal texts can run on a simulated device."""
+    with emulated.collecting(COLLECTOR), simulated_metal.remembering():
         yield
 
 

@@ -38,8 +38,24 @@ def to_mlx(data: Array, dtype: mx.Dtype) -> mx.array:
     return made.view(dtype) if dtype == mx.bfloat16 else made
 
 
-# By text. Kernels keep their texts, so a device of a later part of a test file meets them again.
+# By text. Kernels keep their texts, so a device meets those of any earlier test.
 _PROGRAMS: dict[str, Func] = {}
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Which program each Metal text emitted inside stands for is known to every `Device`."""
+    emit = compiler.EMITTERS["msl"]
+
+    @wraps(emit)
+    def emit_and_remember(func: Func, ctx: Context) -> KernelSource:
+        made = emit(func, ctx)
+        _PROGRAMS[made.body] = func
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(compiler.EMITTERS, "msl", emit_and_remember)
+        yield
 
 
 class Device:
@@ -49,19 +65,6 @@ class Device:
         self.sources: list[KernelSource] = []
         self.calls: list[dict[str, Any]] = []
         self._kernels: dict[KernelSource, metal.MetalKernel] = {}
-
-    def emitting(
-        self, emit: Callable[[Func, Context], KernelSource]
-    ) -> Callable[[Func, Context], KernelSource]:
-        """`emit`, remembering which program a text stands for."""
-
-        @wraps(emit)
-        def emit_and_remember(func: Func, ctx: Context) -> KernelSource:
-            made = emit(func, ctx)
-            _PROGRAMS[made.body] = func
-            return made
-
-        return emit_and_remember
 
     def register(self, source: KernelSource) -> metal.MetalKernel:
         """As `metal.register`."""
@@ -107,14 +110,9 @@ class Device:
 
 @contextmanager
 def device() -> Iterator[Device]:
-    """Kernels of the `metal` backend run on a `Device` inside.
-
-    Enter it before any kernel of the test file is compiled for Metal, for example in an autouse
-    fixture of module scope.
-    """
+    """Kernels of the `metal` backend run on a `Device` inside, if compiled in `remembering`."""
     with pytest.MonkeyPatch.context() as patch:
         made = Device()
-        patch.setitem(compiler.EMITTERS, "msl", made.emitting(compiler.EMITTERS["msl"]))
         patch.setattr(metal, "available", lambda: None)
         patch.setattr(backend, "_proven", set())
         patch.setattr(metal, "register", made.register)
