@@ -19,7 +19,7 @@ from metile_mlx.report import Coverage, ExecutionReport, Limit
 from metile_mlx.runtime import metal
 from metile_mlx.runtime.backend import Backend, Grid, Launch, Output, Place, Request, Scalar
 from metile_mlx.runtime.backends import pipeline_limit, recorded
-from metile_mlx.runtime.cpu import mlx_dtypes
+from metile_mlx.runtime.cpu import MAX_EXTENT, mlx_dtypes
 from metile_mlx.runtime.optional import mx
 from metile_mlx.specialise import Specialisation, TextKey
 from metile_mlx.target import METAL, Target
@@ -44,12 +44,12 @@ def empty(shape: int | Sequence[int], dtype: Any) -> Empty:
         dtype: a metile dtype (`metile.f32`) or an MLX dtype (`mx.float32`).
 
     Raises:
-        LaunchError: a negative extent, or a dtype no kernel can write.
+        LaunchError: an extent MLX can't count, or a dtype no kernel can write.
     """
     given = shape if isinstance(shape, tuple | list) else (shape,)
     extents = tuple([integer(extent) for extent in given])
-    if any(extent < 0 for extent in extents):
-        raise LaunchError(f"[empty] shape is {shape!r}; expected non-negative integers")
+    if not all(0 <= extent <= MAX_EXTENT for extent in extents):
+        raise LaunchError(f"[empty] shape is {shape!r}; expected integers of 0 to {MAX_EXTENT}")
     if isinstance(dtype, DType):
         return Empty(extents, mlx_dtypes()[dtype])
     if not isinstance(dtype, mx.Dtype):
@@ -226,6 +226,26 @@ class Dispatch:
             if self._backend.target == METAL:
                 # Before this dispatch is kept, so that one that can't run never is.
                 pipeline_limit(request)
+
+    def prepared_for(self, scalars: tuple[Scalar, ...]) -> Dispatch:
+        """This dispatch, or one like it whose report and text are of these scalars.
+
+        Raises:
+            LaunchError, CompileError, OutOfResources: as a call.
+        """
+        if repr(scalars) == repr(self._values):
+            return self
+        made = Dispatch(
+            self._specialisation,
+            self._backend,
+            self.grid,
+            self._arrays,
+            self._scalars,
+            self._options,
+        )
+        made._launches = self._launches
+        made.prepare(scalars)
+        return made
 
     @property
     def threadgroup(self) -> Grid:

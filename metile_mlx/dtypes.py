@@ -25,6 +25,10 @@ class DType:
     kind: Kind
     bits: int
 
+    def __reduce__(self) -> str:
+        """Each exists once: copies are the dtype itself, a pickle is its name in this module."""
+        return repr(self).removeprefix("metile.")
+
     def __str__(self) -> str:
         return self.name
 

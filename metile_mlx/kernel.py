@@ -146,6 +146,16 @@ class Kernel:
         self, grid: Grid, values: list[Any], backend: Backend, options: Options
     ) -> tuple[Dispatch, tuple[Any, ...]]:
         """The dispatch for these values, from the cache or new, and its scalars."""
+        key, scalars = self._key(grid, values, backend, options)
+        found = self._dispatches.get(key)
+        if found is None:
+            found = self._make(key, grid, values, backend, options)
+        return found, scalars
+
+    def _key(
+        self, grid: Grid, values: list[Any], backend: Backend, options: Options
+    ) -> tuple[object, tuple[Any, ...]]:
+        """What tells the dispatch of these values from others, and their scalars, converted."""
         constexprs = tuple([_token(values[i]) for i, _ in self._constexprs])
         facts: list[object] = []
         scalars: list[Any] = []
@@ -171,10 +181,7 @@ class Kernel:
             # MLX's streams are equal by value and hash by identity.
             None if options.stream is None else repr(options.stream),
         )
-        found = self._dispatches.get(key)
-        if found is None:
-            found = self._make(key, grid, values, backend, options)
-        return found, tuple(scalars)
+        return key, tuple(scalars)
 
     def _make(
         self, key: object, grid: Grid, values: list[Any], backend: Backend, options: Options
@@ -198,21 +205,27 @@ class Kernel:
                 self._check_outputs(special, arrays, values)
                 found = Dispatch(special, backend, grid, arrays, scalars, options)
                 found.prepare(tuple(values[self._index[s.name]] for s in scalars))
-                _keep(self._dispatches, key, found)
+                # Not where an outside value changed meanwhile: it may be of either value.
+                if self._key(grid, values, backend, options)[0] == key:
+                    _keep(self._dispatches, key, found)
         return found
 
     def _specialise(
         self, specs: Mapping[str, Spec], constants: Mapping[str, object]
     ) -> Specialisation:
-        key = (
-            tuple(specs.items()),
-            tuple((name, _token(value)) for name, value in constants.items()),
-            self.definition.environment(),
-        )
-        found = self._specialisations.get(key)
+        def key() -> object:
+            return (
+                tuple(specs.items()),
+                tuple([(name, _token(value)) for name, value in constants.items()]),
+                self.definition.environment(),
+            )
+
+        before = key()
+        found = self._specialisations.get(before)
         if found is None:
             found = specialise(self.definition, specs, constants)
-            _keep(self._specialisations, key, found)
+            if key() == before:
+                _keep(self._specialisations, before, found)
         return found
 
     def _array_spec(self, name: str, value: Any) -> Spec:
@@ -330,8 +343,8 @@ class Launcher:
         place = _backend(backend, target, stream, compile_only=backend is None)
         values = kernel.bind(args, kwargs)
         options = kernel.options(schedule, math_mode, stream, values)
-        dispatch, _ = kernel.dispatch(self._grid, values, place, options)
-        return dispatch
+        dispatch, scalars = kernel.dispatch(self._grid, values, place, options)
+        return dispatch.prepared_for(scalars)
 
 
 @overload

@@ -114,3 +114,6 @@ def test_kernels_copy_and_pickle_as_functions_do() -> None:
     """A model that holds a kernel can be copied, and a kernel sent to another process."""
     assert copy.deepcopy({"kernel": doubled})["kernel"] is doubled
     assert pickle.loads(pickle.dumps(doubled)) is doubled
+    for dtype in (metile.f32, metile.bool_, metile.u64):
+        assert copy.deepcopy(dtype) is dtype
+        assert pickle.loads(pickle.dumps(dtype)) is dtype

@@ -255,11 +255,15 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "an empty of a negative extent": (
         lambda: metile.empty((3, -1), mx.float32),
-        "[empty] shape is (3, -1); expected non-negative integers",
+        "[empty] shape is (3, -1); expected integers of 0 to 2147483647",
+    ),
+    "an empty of more than MLX counts": (
+        lambda: metile.empty(2**31, mx.float32),
+        "[empty] shape is 2147483648; expected integers of 0 to 2147483647",
     ),
     "an empty without a shape": (
         lambda: metile.empty(None, mx.float32),  # type: ignore[arg-type]
-        "[empty] shape is None; expected non-negative integers",
+        "[empty] shape is None; expected integers of 0 to 2147483647",
     ),
     "an empty of a NumPy dtype": (
         lambda: metile.empty(3, np.dtype("float32")),

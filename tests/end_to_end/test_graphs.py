@@ -461,6 +461,23 @@ def test_a_stream_belongs_to_the_dispatch(backend: str) -> None:
     assert len(set(map(id, prepared))) == 3
 
 
+def test_prepare_is_of_its_own_scalars(backend: str) -> None:
+    """SPEC K7, E, X10: also after a call with others; compiled once for all of them."""
+    affine = new_affine()
+    x, out = mx.ones((64,)), metile.empty((64,), metile.f32)
+
+    def prepare(n: int) -> metile.Dispatch:
+        return affine[(2,)].prepare(x, out, n, 1.0, backend=backend)
+
+    first = prepare(64)
+    assert [c.proven for c in first.execution_report.coverage] == [True]
+    assert [c.proven for c in prepare(40).execution_report.coverage] == [False]
+    assert prepare(64) is first
+    assert prepare(40)(x, out, 64, 2.0)[63].item() == first(x, out, 64, 2.0)[63].item()
+    with pytest.raises(metile.LaunchError, match="the array given has 64"):
+        prepare(65)
+
+
 def test_equal_streams_share_a_dispatch() -> None:
     """F04: MLX makes a new object at each `default_stream` or `Device`, with a hash of its own."""
     affine = new_affine()
@@ -564,6 +581,23 @@ def test_a_changed_global_recompiles(
         assert call() == 5.5
     assert call() == 2.5
     assert counts()[0] == 2
+
+
+def test_a_global_that_changes_during_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SPEC K1: what was compiled meanwhile may be of either value, so no later call gets it."""
+    affine = new_affine()
+    x, out = mx.ones((40,)), metile.empty((40,), metile.f32)
+    translate = specialise.translate
+
+    with monkeypatch.context() as patch:
+
+        def late(*args: Any) -> Any:
+            patch.setattr("tests.end_to_end.test_graphs.FACTOR", 5.0)
+            return translate(*args)
+
+        patch.setattr(specialise, "translate", late)
+        affine[(2,)](x, out, 40, 0.5)
+    assert affine[(2,)](x, out, 40, 0.5)[3].item() == 2.5
 
 
 def test_constexprs_of_equal_value_and_other_type_recompile(counts: Counts, backend: str) -> None:
