@@ -103,7 +103,11 @@ def batch_text(sources: Sequence[KernelSource]) -> str:
     parts = [INCLUDES, f"#define METILE_STRICT {strict}", cuda.prelude()]
     for number, source in enumerate(sources):
         kernel = "\n".join(
-            [cuda.helpers(source), f"__global__ void {cuda.signature(source)} {{", cuda.body(source)]
+            [
+                cuda.helpers(source),
+                f"__global__ void {cuda.signature(source)} {{",
+                cuda.body(source),
+            ]
         )
         kernel = re.sub(r'(?m)^(#line 1 ")', rf"\1k{number}/", kernel)
         parts += [f"namespace {cuda.NAMESPACE} {{ namespace k{number} {{", kernel, "}}}"]
@@ -161,7 +165,9 @@ def _refused(sources: Sequence[KernelSource], message: str) -> Exception:
     if found is None:
         return cuda.refused(sources[0], message)
     number = found[1]
-    own = [line.replace(f"k{number}/", "") for line in message.splitlines() if f"k{number}/" in line]
+    own = [
+        line.replace(f"k{number}/", "") for line in message.splitlines() if f"k{number}/" in line
+    ]
     return cuda.refused(sources[int(number)], "\n".join(own))
 
 
@@ -183,6 +189,13 @@ def _key(mangled: str) -> str:
         digits = length[0] if mangled[at + 1] != "k" else length[0][0]
         at += len(digits) + int(digits)
     return mangled[: at + 1]
+
+
+def symbols(cubin: Path, sources: Sequence[KernelSource]) -> list[str]:
+    """Full names, by which a driver finds them, of the kernels of a `batch_text` once compiled."""
+    found = re.findall(rb"\0(_ZN3mlx4core2cu\d+k\d+custom_kernel_\w+)(?=\0)", cubin.read_bytes())
+    by_key = {_key(name.decode()): name.decode() for name in found}
+    return [by_key[_mangled(number, source)] for number, source in enumerate(sources)]
 
 
 def _split(ptx: str) -> Iterator[tuple[str, str]]:

@@ -435,21 +435,35 @@ template <class T, int ROWS, int COLUMNS>
 METILE_FN simdgroup_matrix<T, ROWS, COLUMNS> make_filled_simdgroup_matrix(T value) {
   return simdgroup_matrix<T, ROWS, COLUMNS>(value);
 }
-METILE_FN ulong metile_matrix_place(int i, ulong stride, bool transposed) {
+struct ulong2 {
+  ulong x, y;
+  METILE_FN ulong2(ulong a) : x(a), y(a) {}
+  METILE_FN ulong2(ulong a, ulong b) : x(a), y(b) {}
+};
+METILE_FN ulong metile_matrix_place(int i, ulong stride, ulong2 origin, bool transposed) {
   ulong row = metile_lane() / 4u, column = 2u * (metile_lane() % 4u) + i;
-  return transposed ? column * stride + row : row * stride + column;
+  return transposed ? (origin.y + column) * stride + origin.x + row
+                    : (origin.y + row) * stride + origin.x + column;
 }
 template <class T>
 METILE_FN void simdgroup_load(
-    simdgroup_matrix<T, 8, 8>& to, const T* from, ulong stride = 8, bool transposed = false) {
+    simdgroup_matrix<T, 8, 8>& to,
+    const T* from,
+    ulong stride = 8,
+    ulong2 origin = 0,
+    bool transposed = false) {
   for (int i = 0; i < 2; ++i)
-    to.held[i] = from[metile_matrix_place(i, stride, transposed)];
+    to.held[i] = from[metile_matrix_place(i, stride, origin, transposed)];
 }
 template <class T>
 METILE_FN void simdgroup_store(
-    simdgroup_matrix<T, 8, 8> from, T* to, ulong stride = 8, bool transposed = false) {
+    simdgroup_matrix<T, 8, 8> from,
+    T* to,
+    ulong stride = 8,
+    ulong2 origin = 0,
+    bool transposed = false) {
   for (int i = 0; i < 2; ++i)
-    to[metile_matrix_place(i, stride, transposed)] = from.held[i];
+    to[metile_matrix_place(i, stride, origin, transposed)] = from.held[i];
 }
 // Products are exact in f32 for 16-bit operands, and added up one after the other.
 template <class D, class A, class B, class C>
