@@ -143,10 +143,16 @@ def checked(tool: str, folder: Path, name: str, only: int | None = None) -> tupl
     except OSError as error:
         return -1, str(error)
     output = done.stdout + done.stderr
+    count = findings(output)
+    return (-1 if count is None else count), output
+
+
+def findings(output: str) -> int | None:
+    """What a tool found; None where it could not run, or the program it watched broke."""
     found = _FINDINGS.search(output)
     if found is None or "not supported" in output or "Traceback" in output:
-        return -1, output
-    return int(found[1] or found[2]), output
+        return None
+    return int(found[1] or found[2])
 
 
 def examine(folder: Path) -> dict[str, Any]:

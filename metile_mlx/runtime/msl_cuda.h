@@ -413,8 +413,8 @@ METILE_FN ::uint3 metile_global_thread() {
 METILE_FN ::uint3 metile_all_threads() {
   return make_uint3(gridDim.x * blockDim.x, gridDim.y * blockDim.y, gridDim.z * blockDim.z);
 }
-METILE_FN uint metile_simdgroups() {
-  return (blockDim.x * blockDim.y * blockDim.z + 31u) / 32u;
+METILE_FN uint metile_groups_of(uint lanes) {
+  return (blockDim.x * blockDim.y * blockDim.z + lanes - 1u) / lanes;
 }
 
 // Lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4.
@@ -508,11 +508,17 @@ METILE_FN void simdgroup_multiply(
 #define constant
 #define thread
 #define threadgroup __shared__
-#define dispatch_simdgroups_per_threadgroup metile_simdgroups()
+#define dispatch_quadgroups_per_threadgroup metile_groups_of(4u)
+#define dispatch_simdgroups_per_threadgroup metile_groups_of(32u)
 #define dispatch_threads_per_threadgroup blockDim
+#define grid_origin make_uint3(0u, 0u, 0u)
+#define grid_size metile_all_threads()
+#define quadgroup_index_in_threadgroup (metile_thread() / 4u)
+#define quadgroups_per_threadgroup metile_groups_of(4u)
 #define simdgroup_index_in_threadgroup (metile_thread() / 32u)
-#define simdgroups_per_threadgroup metile_simdgroups()
+#define simdgroups_per_threadgroup metile_groups_of(32u)
 #define thread_execution_width 32u
+#define thread_index_in_quadgroup (metile_thread() % 4u)
 #define thread_index_in_simdgroup metile_lane()
 #define thread_index_in_threadgroup metile_thread()
 #define thread_position_in_grid metile_global_thread()
