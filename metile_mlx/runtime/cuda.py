@@ -27,13 +27,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from threading import Lock
 from typing import Any, ClassVar
 
 from metile_mlx.dtypes import MLX_NAMES, DType
 from metile_mlx.emit.naming import unique_name
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.errors import CompileError, LaunchError, OutOfResources
+from metile_mlx.locks import Lock
 from metile_mlx.report import Limit
 from metile_mlx.runtime import metal
 from metile_mlx.runtime.backend import Request
