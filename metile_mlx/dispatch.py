@@ -16,7 +16,7 @@ from metile_mlx.emit.source import KernelSource
 from metile_mlx.errors import LaunchError
 from metile_mlx.explain import explain
 from metile_mlx.report import Coverage, ExecutionReport, Limit
-from metile_mlx.runtime import cuda, metal
+from metile_mlx.runtime import cuda, cuda_compile, metal
 from metile_mlx.runtime.backend import Backend, Grid, Launch, Output, Place, Request, Scalar
 from metile_mlx.runtime.backends import pipeline_limit, recorded
 from metile_mlx.runtime.cpu import mlx_dtypes
@@ -247,6 +247,19 @@ class Dispatch:
         own = self._backend.target
         is_msl = own is not None and own.language == "msl"
         return recorded(self._request(self._values, own if is_msl else METAL)).text
+
+    def device_code(self) -> cuda_compile.Compiled:
+        """What nvcc makes of the text for CUDA, on a machine without a GPU too (SPEC X9).
+
+        Registers, spills, shared memory, and the width of memory accesses; takes seconds.
+
+        Raises:
+            BackendError: there is no nvcc.
+            CompileError: nvcc refuses the text.
+        """
+        source = self._request(self._values, CUDA).source
+        assert source is not None
+        return cuda_compile.compile_all([source])[0]
 
     def _bind(self, scalars: tuple[Scalar, ...], key: tuple[object, ...]) -> Launch:
         self._check_scalars(scalars)

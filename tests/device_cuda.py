@@ -30,6 +30,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+import metile_mlx as metile
 from metile_mlx import doctor, dtypes, emulator, selftest
 from metile_mlx.backends import BACKENDS
 from metile_mlx.runtime import cuda, metal
@@ -37,13 +38,16 @@ from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.target import MAX_BUFFERS
 from tests.emit import operations as ops
 from tests.emit import test_operations as arithmetic
+from tests.end_to_end import test_sums as sums
 from tests.support import cuda_cases, cuda_words, simulate
 from tests.support.arithmetic import NUMPY, to_bf16
 from tests.support.cuda_cases import Case
+from tests.support.public import DTYPES, same_bits
 from tests.support.simulated_metal import to_mlx, to_numpy
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGEST = 400
+FLOATS = ("f32", "f16", "bf16")
 # Parameter sets taken of each test of the suite.
 PER_TEST = 4
 SUITE = ("test_arrays", "test_graphs", "test_sums")
@@ -145,6 +149,21 @@ def computed(name: str, backend: str) -> str:
     return ""
 
 
+def shifted(dtype: str, backend: str) -> str:
+    """Rows that begin one element past an aligned address: the same bits as from an aligned one."""
+    base = mx.random.normal((1 + 3 * 1024,), key=mx.random.key(2)).astype(DTYPES[dtype])
+    w = mx.random.normal((1024,), key=mx.random.key(3)).astype(DTYPES[dtype])
+    view, copy = base[1:].reshape(3, 1024), mx.array(np.array(base[1:].astype(mx.float32)))
+    aligned = copy.astype(DTYPES[dtype]).reshape(3, 1024)
+    found = []
+    for x in (view, aligned):
+        owner = sums.layout(1024, 4, adjacent=True)
+        out = metile.empty(x.shape, x.dtype)
+        norm = sums.rmsnorm[(3,)]
+        found.append(norm(x, w, out, 1e-5, N=1024, BLOCK=1024, LAYOUT=owner, backend=backend))
+    return "" if same_bits(*found) else "a view and its copy give different bits"
+
+
 def suite(backend: str) -> Iterator[Entry]:
     """The tests that take the name of a backend and nothing else but parameters."""
     for module in SUITE:
@@ -185,10 +204,11 @@ def _named(names: Sequence[str], value: Any) -> dict[str, Any]:
 
 def entries(backend: str = "cuda") -> list[Entry]:
     """The list, the same in every process."""
-    found = [
-        Entry(case.module, case.name, partial(launched, case, backend))
-        for case in itertools.chain(cuda_words.words(), cuda_cases.all_cases())
-    ]
+    # Right results are made where the suite makes them.
+    with mx.stream(mx.cpu):
+        cases = [*cuda_words.words(), *cuda_cases.all_cases()]
+    found = [Entry(case.module, case.name, partial(launched, case, backend)) for case in cases]
+    found += [Entry("views", dtype, partial(shifted, dtype, backend)) for dtype in FLOATS]
     # Its installed name; in a source tree it is the folder `kernels`.
     sys.modules.setdefault(selftest.LIBRARY, importlib.import_module("kernels"))
     for module, declared in selftest.modules(selftest.LIBRARY):

@@ -75,8 +75,9 @@ def available() -> str | None:
 
 @cache
 def prelude() -> str:
-    """`msl_cuda.h`, the meaning of MSL's words."""
-    return Path(__file__).with_name("msl_cuda.h").read_text(encoding="ascii")
+    """The meaning of MSL's words, in one text: MLX lets a kernel include no files of ours."""
+    names = ("msl_cuda_numbers.h", "msl_cuda.h")
+    return "".join(Path(__file__).with_name(n).read_text(encoding="ascii") for n in names)
 
 
 def signature(source: KernelSource) -> str:

@@ -16,7 +16,6 @@ from metile_mlx.emit.source import KernelSource
 from metile_mlx.errors import CompileError
 from metile_mlx.runtime import cuda, cuda_compile
 from metile_mlx.runtime.cuda_compile import Compiled
-from metile_mlx.target import CUDA
 from tests.emit import test_operations as arithmetic
 from tests.end_to_end import test_sums as sums
 from tests.support import cuda_cases, cuda_words
@@ -73,28 +72,24 @@ def test_groups_of_f32_are_16_bytes_wide() -> None:
     assert seen == 9
 
 
-def heavy() -> KernelSource:
+def heavy() -> metile.Dispatch:
     """1024 threads, each with 32 values and 32 weights."""
     x, w = mx.zeros((1, 32768)), mx.zeros((32768,))
-    made = sums.rmsnorm[(1,)].prepare(
+    return sums.rmsnorm[(1,)].prepare(
         x, w, metile.empty(x.shape, x.dtype), 1e-5, N=32768, BLOCK=32768,
         LAYOUT=sums.layout(32768, 32), backend="reference",
     )  # fmt: skip
-    source = made._request(made._values, CUDA).source
-    assert source is not None
-    return source
 
 
 def test_1024_threads_of_a_kernel_that_would_need_more_than_64_registers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """X9: more could never be launched; what does not fit is spilled, which is reported."""
-    source = heavy()
-    (bound,) = cuda_compile.compile_all([source])
-    assert bound.registers <= 64
+    bound = heavy().device_code()
+    assert (bound.bound, bound.registers <= 64) == (1024, True)
     whole = cuda.helpers
     monkeypatch.setattr(cuda, "helpers", lambda s: whole(s).replace("__launch_bounds__(1024)", ""))
-    (free,) = cuda_compile.compile_all([source])
+    free = heavy().device_code()
     assert free.bound == 0
     assert free.registers > 64
 
