@@ -16,13 +16,13 @@ from metile_mlx.emit.source import KernelSource
 from metile_mlx.errors import LaunchError
 from metile_mlx.explain import explain
 from metile_mlx.report import Coverage, ExecutionReport, Limit
-from metile_mlx.runtime import metal
+from metile_mlx.runtime import cuda, cuda_compile, metal
 from metile_mlx.runtime.backend import Backend, Grid, Launch, Output, Place, Request, Scalar
 from metile_mlx.runtime.backends import pipeline_limit, recorded
 from metile_mlx.runtime.cpu import MAX_EXTENT, mlx_dtypes
 from metile_mlx.runtime.optional import mx
 from metile_mlx.specialise import Specialisation, TextKey
-from metile_mlx.target import METAL, Target
+from metile_mlx.target import CUDA, METAL, Target
 
 # Launches kept per dispatch, one for each set of scalars; dropped all at once when full (F04).
 _KEPT = 64
@@ -268,6 +268,19 @@ class Dispatch:
         is_msl = own is not None and own.language == "msl"
         return recorded(self._request(self._values, own if is_msl else METAL)).text
 
+    def device_code(self) -> cuda_compile.Compiled:
+        """What nvcc makes of the text for CUDA, on a machine without a GPU too (SPEC X9).
+
+        Registers, spills, shared memory, and the width of memory accesses; takes seconds.
+
+        Raises:
+            BackendError: there is no nvcc.
+            CompileError: nvcc refuses the text.
+        """
+        source = self._request(self._values, CUDA).source
+        assert source is not None
+        return cuda_compile.compile_all([source])[0]
+
     def _bind(self, scalars: tuple[Scalar, ...], key: tuple[object, ...]) -> Launch:
         self._check_scalars(scalars)
         launch = self._backend.bind(self._request(scalars, self._backend.target))
@@ -364,6 +377,8 @@ class Dispatch:
             key = self._text_key(self._values, target, outputs)
             report = self._specialisation.fresh_report(key)
             report.limits += _limits(report, self._specialisation.text(key).source, target)
+            if target == CUDA:
+                report.limits += cuda.limits(self._specialisation.text(key).source)
             if target == METAL:
                 pipeline = pipeline_limit(self._request(self._values, target))
                 report.limits.append(

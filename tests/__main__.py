@@ -35,7 +35,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         default=min(2, os.cpu_count() or 1),
         help="processes for pytest (default: 2); 0 runs in one process",
     )
-    return parser.parse_args(argv)
+    parser.add_argument(
+        "--device",
+        choices=("cuda",),
+        help="run a listed set of kernels there instead; it takes more options (--help)",
+    )
+    options, rest = parser.parse_known_args(argv)
+    if rest and options.device is None:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
+    return options
 
 
 def steps(options: argparse.Namespace) -> dict[str, list[str]]:
@@ -75,6 +84,9 @@ def run(commands: dict[str, list[str]], profile_name: str) -> int:
 
 def main(argv: Sequence[str]) -> int:
     options = parse(argv)
+    if options.device is not None:
+        command = [sys.executable, "-m", f"tests.device_{options.device}", *options.rest]
+        return subprocess.run(command, cwd=ROOT, check=False).returncode
     return run(steps(options), options.profile)
 
 

@@ -11,11 +11,16 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from metile_mlx.runtime import cuda_compile
 from tests.support import emulated, profile, simulated_metal, timing
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).resolve().parent / "golden"
-DEVICES = {"metal": mx.metal.is_available, "cuda": mx.cuda.is_available}
+DEVICES = {
+    "metal": mx.metal.is_available,
+    "cuda": mx.cuda.is_available,
+    "nvcc": lambda: cuda_compile.available() is None,
+}
 
 profile.load()
 for _name in [n for n in os.environ if n.startswith("METILE_")]:
@@ -32,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests of a device that is not here; pytest's last line counts them."""
+    """Deselect tests of a device or compiler that is not here; pytest's last line counts them."""
     absent = {mark for mark, is_available in DEVICES.items() if not is_available()}
     kept = [item for item in items if not absent & {mark.name for mark in item.iter_markers()}]
     if len(kept) < len(items):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from metile_mlx.dtypes import MLX_NAMES
 from metile_mlx.emit.reserved import is_legal, shape_arguments_in
@@ -159,6 +159,8 @@ class MetalKernel:
     source: KernelSource
     function: Callable[..., Sequence[mx.array]]
     math_mode: str | None
+    # What errors name.
+    label: ClassVar[str] = "metal"
 
     def launch(
         self,
@@ -186,8 +188,8 @@ class MetalKernel:
             OutOfResources: a grid too large to count.
         """
         self._check(inputs, shapes, dtypes, init)
-        threads = grid_in_threads(self.source.name, grid, self.source.threads)
-        place = {"stream": stream} if stream is not None and mx.metal.is_available() else {}
+        threads = self._threads(grid)
+        place = self._place(stream)
         if 0 in threads or all(0 in shape for shape in shapes):
             return [mx.zeros(s, d, **place) for s, d in zip(shapes, dtypes, strict=True)]
         outputs = self._call(inputs, shapes, dtypes, threads, init, stream)
@@ -195,6 +197,13 @@ class MetalKernel:
             mx.zeros(shape, out.dtype, **place) if 0 in shape else out
             for out, shape in zip(outputs, shapes, strict=True)
         ]
+
+    def _threads(self, grid: Grid) -> Grid:
+        return grid_in_threads(self.source.name, grid, self.source.threads)
+
+    def _place(self, stream: mx.Stream | mx.Device | mx.DeviceType | None) -> dict[str, Any]:
+        """Where MLX's own operations around a launch run."""
+        return {"stream": stream} if stream is not None and mx.metal.is_available() else {}
 
     def _call(
         self,
@@ -205,7 +214,7 @@ class MetalKernel:
         init: Sequence[int],
         stream: Place,
     ) -> Sequence[mx.array]:
-        place = {"stream": stream} if stream is not None and mx.metal.is_available() else {}
+        place = self._place(stream)
         options: dict[str, Any] = {} if stream is None else {"stream": stream}
         if ZERO in init:
             options["init_value"] = 0
@@ -235,26 +244,26 @@ class MetalKernel:
         for what, given, needed in counts:
             if given != needed:
                 raise LaunchError(
-                    f"[metal] kernel {source.name}: {given} {what} given, {needed} needed"
+                    f"[{self.label}] kernel {source.name}: {given} {what} given, {needed} needed"
                 )
         given_dtypes = [*(x.dtype for x in inputs), *dtypes]
         for argument, dtype in zip(source.inputs + source.outputs, given_dtypes, strict=True):
             # MLX takes the types of the signature from the arrays, so a wrong one changes the text.
             if dtype != mlx_dtypes()[argument.dtype]:
-                raise LaunchError(_wrong_dtype(source.name, argument, dtype))
+                raise LaunchError(self._wrong_dtype(argument, dtype))
         for value in init:
             if value not in (UNINITIALISED, ZERO):
                 raise LaunchError(
-                    f"[metal] kernel {source.name}: init {value}; expected -1 (unset) or -2 (zero)"
+                    f"[{self.label}] kernel {source.name}: init {value}; expected -1 (unset) or "
+                    "-2 (zero)"
                 )
 
-
-def _wrong_dtype(name: str, argument: Argument, given: mx.Dtype) -> str:
-    short = str(given).rpartition(".")[2]
-    return (
-        f"[metal] kernel {name}: parameter {argument.param!r} is {MLX_NAMES.get(short, short)}; "
-        f"the kernel was compiled for {argument.dtype}"
-    )
+    def _wrong_dtype(self, argument: Argument, given: mx.Dtype) -> str:
+        short = str(given).rpartition(".")[2]
+        return (
+            f"[{self.label}] kernel {self.source.name}: parameter {argument.param!r} is "
+            f"{MLX_NAMES.get(short, short)}; the kernel was compiled for {argument.dtype}"
+        )
 
 
 _registered: OrderedDict[KernelSource, MetalKernel] = OrderedDict()

@@ -1,0 +1,122 @@
+"""Writes kernels for `tests/cuda_sanitizer.py`: compiled for one GPU, with data and right results.
+
+    python -m tests.cuda_corpus build/cuda-sanitizer
+
+Needs nvcc and no GPU. The folder holds `kernels.cubin` and `planted.cubin` with `<name>.npz` and
+`<name>.json` for each: the corpus, and texts that lack one barrier, which a race checker must see.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+import metile_mlx as metile
+from metile_mlx.runtime import cuda_compile
+from tests.end_to_end import test_conversions_run as conversions
+from tests.end_to_end import test_sums as sums
+from tests.support import cuda_cases
+from tests.support.arithmetic import NUMPY
+from tests.support.cuda_cases import Case
+
+BARRIER = "  threadgroup_barrier(mem_flags::mem_threadgroup);\n"
+
+
+def without_barrier(case: Case, number: int) -> Case:
+    """The case with one barrier of its text left out."""
+    parts = case.source.body.split(BARRIER)
+    assert 0 <= number < len(parts) - 1, case.name
+    body = BARRIER.join(parts[: number + 1]) + BARRIER.join(parts[number + 1 :])
+    source = replace(case.source, body=body)
+    return replace(case, name=f"{case.name} without barrier {number}", source=source)
+
+
+def planted() -> list[Case]:
+    """Each kind of barrier left out once: publish and release of an exchange, publish of a sum.
+
+    A release orders something only where the same memory is written again: neither the only one of
+    the mask's scratch (number 1) nor the last of the kernel is a fault to leave out.
+    """
+    x = mx.zeros((3, 128))
+    dispatch = conversions.chained[(3,)].prepare(
+        x,
+        metile.empty(x.shape, x.dtype),
+        3,
+        SIZE=128,
+        A=metile.ThreadLayout((3, 4, 5, 6, 0, 1, 2)),
+        B=metile.ThreadLayout((6, 5, 4, 3, 2, 1, 0)),
+        backend="reference",
+        schedule=metile.Schedule(conversion="scratch"),
+    )
+    case = cuda_cases.of_dispatch("planted", "exchanges", dispatch)
+    last = case.source.body.count(BARRIER) - 1
+    found = [without_barrier(case, number) for number in range(last) if number != 1]
+    x, y = mx.zeros((3, 1024)), metile.empty((3,), mx.float32)
+    owner = sums.layout(1024, 4)
+    dispatch = sums.totals[(3,)].prepare(x, y, N=1024, LAYOUT=owner, backend="reference")
+    return [*found, without_barrier(cuda_cases.of_dispatch("planted", "sum", dispatch), 0)]
+
+
+def write(folder: Path, name: str, cases: Sequence[Case]) -> None:
+    """The compiled kernels, their launches and their arrays."""
+    safe = [case for case in cases if case.source.math_mode == "safe"]
+    assert len(safe) == len(cases)
+    text = folder / f"{name}.cu"
+    sources = [case.source for case in cases]
+    text.write_text(cuda_compile.batch_text(sources), encoding="ascii")
+    command = [str(cuda_compile.toolkit()), "-cubin", f"-arch={cuda_compile.ARCHITECTURE}"]
+    command += ["-std=c++17", "-w", "-lineinfo", str(text), "-o", str(folder / f"{name}.cubin")]
+    subprocess.run(command, check=True)
+    arrays: dict[str, Any] = {}
+    launches = []
+    names = cuda_compile.symbols(folder / f"{name}.cubin", sources)
+    for number, case in enumerate(cases):
+        for position, data in enumerate(case.inputs):
+            arrays[f"{number}_in{position}"] = data
+        for position, right in enumerate(case.expected):
+            if right is not None:
+                arrays[f"{number}_out{position}"] = right
+        launches.append(
+            {
+                "module": case.module,
+                "name": case.name,
+                "symbol": names[number],
+                "grid": case.grid,
+                "threads": case.source.threads,
+                "zero": case.zero,
+                "inputs": len(case.inputs),
+                "outputs": [
+                    {
+                        "shape": shape,
+                        "type": np.dtype(NUMPY[dtype]).name,
+                        "bf16": dtype.name == "bf16",
+                    }
+                    for shape, dtype in case.outputs
+                ],
+                "tolerance": case.tolerance,
+            }
+        )
+    np.savez_compressed(folder / f"{name}.npz", **arrays)
+    (folder / f"{name}.json").write_text(json.dumps(launches), encoding="utf-8")
+
+
+def main(argv: Sequence[str]) -> int:
+    folder = Path(argv[0] if argv else "build/cuda-sanitizer")
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus, faulty = cuda_cases.corpus(), planted()
+    write(folder, "kernels", corpus)
+    write(folder, "planted", faulty)
+    print(f"{len(corpus)} kernels and {len(faulty)} planted faults in {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
