@@ -201,7 +201,7 @@ class MetalKernel:
     def _threads(self, grid: Grid) -> Grid:
         return grid_in_threads(self.source.name, grid, self.source.threads)
 
-    def _place(self, stream: mx.Stream | mx.Device | mx.DeviceType | None) -> dict[str, Any]:
+    def _place(self, stream: Place) -> dict[str, Any]:
         """Where MLX's own operations around a launch run."""
         return {"stream": stream} if stream is not None and mx.metal.is_available() else {}
 
