@@ -9,10 +9,10 @@ TEST_ARGS ?=
 
 # The Metal backend comes with mlx itself; on Linux the plain wheel has no backend at all.
 ifeq ($(shell uname -s),Darwin)
-DEMO_EXTRAS :=
+DEMO_EXTRAS := [bench]
 TEST_EXTRAS := [test,bench]
 else
-DEMO_EXTRAS := [cpu]
+DEMO_EXTRAS := [cpu,bench]
 TEST_EXTRAS := [cpu,test,bench]
 endif
 
@@ -23,6 +23,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/python examples/transpose8.py
+	$(BIN)/python examples/rmsnorm_in_a_model.py
 
 test: packages $(VENV)/.installed-test
 	$(BIN)/python -m tests $(TEST_ARGS)
@@ -47,5 +48,5 @@ $(VENV)/.installed-test: $(VENV)/.created pyproject.toml hatch_build.py
 	@touch $(VENV)/.installed-demo $@
 
 clean:
-	rm -rf .venv .editable build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.mlxfn
+	rm -rf .venv .editable build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.mlxfn *.png
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,13 +46,34 @@ def empty(shape: int | Sequence[int], dtype: Any) -> Empty:
     Raises:
         LaunchError: a negative extent, or a dtype no kernel can write.
     """
-    extents: tuple[Any, ...] = (shape,) if isinstance(shape, int) else tuple(shape)
-    if any(type(extent) is not int or extent < 0 for extent in extents):
+    given = shape if isinstance(shape, tuple | list) else (shape,)
+    extents = tuple([integer(extent) for extent in given])
+    if any(extent < 0 for extent in extents):
         raise LaunchError(f"[empty] shape is {shape!r}; expected non-negative integers")
     if isinstance(dtype, DType):
         return Empty(extents, mlx_dtypes()[dtype])
+    if not isinstance(dtype, mx.Dtype):
+        raise LaunchError(
+            f"[empty] dtype is {dtype!r}; expected a metile dtype or an MLX dtype",
+            hint="metile.f32, or mx.float32",
+        )
     own_dtype(dtype, "empty")
     return Empty(extents, dtype)
+
+
+def integer(value: object) -> int:
+    """The value of an integer of any type, NumPy's too, else -1.
+
+    An MLX array is none: it would have to be evaluated.
+    """
+    if type(value) is int:
+        return value
+    if isinstance(value, bool | mx.array):
+        return -1
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return -1
 
 
 def own_dtype(dtype: Any, name: str) -> DType:

@@ -20,6 +20,7 @@ import numpy as np
 
 from metile_mlx import config
 from metile_mlx.backends import BACKENDS
+from metile_mlx.emulator import toolchain as emulator_toolchain
 from metile_mlx.errors import MetileError
 from metile_mlx.runtime import cache, cpu_module, toolchain
 from metile_mlx.runtime.backend import Backend, wanted
@@ -91,6 +92,8 @@ class Diagnosis:
     Attributes:
         versions: name -> version, or why there is none.
         machine: processor, cores and threads.
+        compilers: of the cpu backend.
+        emulator_compiler: a clang of its own; `used` is False where there is none.
         limits: target -> limit -> value; None where there is no limit.
         environment: variables in force -> (value, meaning).
     """
@@ -100,6 +103,7 @@ class Diagnosis:
     backends: Sequence[BackendState]
     default: DefaultBackend
     compilers: Sequence[CompilerState]
+    emulator_compiler: CompilerState
     cache: CacheState
     limits: Mapping[str, Mapping[str, int | None]]
     environment: Mapping[str, tuple[str, str]]
@@ -125,6 +129,7 @@ def examine(backends: Mapping[str, Backend] = BACKENDS) -> Diagnosis:
         backends=states,
         default=_default(states),
         compilers=_compilers(),
+        emulator_compiler=_emulator_compiler(),
         cache=_cache(),
         limits=_limits(),
         environment=_environment(),
@@ -174,6 +179,14 @@ def _compilers() -> list[CompilerState]:
         note = _compiler_note(path, is_used, bool(chosen), problem)
         states.append(CompilerState(command, path, is_used, version if is_used else "", note))
     return states
+
+
+def _emulator_compiler() -> CompilerState:
+    try:
+        found = emulator_toolchain.find()
+    except MetileError as error:
+        return CompilerState("", "", False, "", str(error))
+    return CompilerState(found.name, _program(found.name), True, found.version, "used")
 
 
 def _program(command: str) -> str:
@@ -303,6 +316,9 @@ def render(diagnosis: Diagnosis) -> str:
             for c in diagnosis.compilers
         ],
     )
+    clang = diagnosis.emulator_compiler
+    shown = "; ".join(part for part in (clang.note, clang.version, clang.path) if part)
+    _section(lines, "clang of the emulator", [(clang.command or "none", shown)])
     found = diagnosis.cache
     _section(
         lines,

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from threading import Lock
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, overload
 
 from metile_mlx.backends import BACKENDS
 from metile_mlx.context import Schedule
-from metile_mlx.dispatch import ArrayArgument, Dispatch, Empty, Options, ScalarArgument, own_dtype
+from metile_mlx.dispatch import (
+    ArrayArgument,
+    Dispatch,
+    Empty,
+    Options,
+    ScalarArgument,
+    integer,
+    own_dtype,
+)
 from metile_mlx.dtypes import bool_, f32, i32
 from metile_mlx.errors import CompileError, LaunchError
-from metile_mlx.frontend.definition import Definition, Parameter
+from metile_mlx.frontend.definition import Definition, InlineFunction, Parameter
 from metile_mlx.frontend.usage import array_params
-from metile_mlx.frontend.values import MISSING, ArraySpec, ScalarSpec
+from metile_mlx.frontend.values import MISSING, ArraySpec, ScalarSpec, as_constant, constant_key
+from metile_mlx.layout.thread_layout import ThreadLayout
+from metile_mlx.locks import Lock
 from metile_mlx.runtime import export
 from metile_mlx.runtime.backend import Backend, Grid, Place, choose
 from metile_mlx.runtime.optional import mx
@@ -60,6 +68,10 @@ class Kernel:
             f"[{self.definition.name}] a kernel is launched over a grid of programs",
             hint=f"{self.definition.name}[(programs,)](...)",
         )
+
+    def __reduce__(self) -> str:
+        """As a function's: copies are the kernel itself, a pickle is its name."""
+        return self.definition.fn.__qualname__
 
     def __repr__(self) -> str:
         return f"<metile kernel {self.definition.name}({', '.join(self._names)})>"
@@ -156,15 +168,10 @@ class Kernel:
             backend.name,
             options.schedule,
             options.math_mode,
-            options.stream,
+            # MLX's streams are equal by value and hash by identity.
+            None if options.stream is None else repr(options.stream),
         )
-        try:
-            found = self._dispatches.get(key)
-        except TypeError:
-            # A constexpr no kernel can have; the front end says so at its parameter.
-            specs = {p.name: ScalarSpec(i32) for _, p in self._runtime}
-            specialise(self.definition, specs, {p.name: values[i] for i, p in self._constexprs})
-            raise
+        found = self._dispatches.get(key)
         if found is None:
             found = self._make(key, grid, values, backend, options)
         return found, tuple(scalars)
@@ -376,8 +383,7 @@ def _backend(backend: str | None, target: str | None, stream: Place, compile_onl
 
 def _checked_grid(name: str, grid: int | Sequence[int]) -> Grid:
     given: tuple[Any, ...] = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
-    # NumPy's integers too; an array would have to be evaluated.
-    extents = tuple([g if type(g) is int else _integer(g) for g in given])
+    extents = tuple([integer(extent) for extent in given])
     if not 1 <= len(extents) <= 3 or not all(0 <= e < 2**31 for e in extents):
         raise LaunchError(
             f"[{name}] grid is {grid!r}; expected one to three integers of 0 to {2**31 - 1}: the "
@@ -385,13 +391,6 @@ def _checked_grid(name: str, grid: int | Sequence[int]) -> Grid:
         )
     x, y, z = (*extents, 1, 1)[:3]
     return x, y, z
-
-
-def _integer(value: object) -> int:
-    """The value of an integer of any type, else -1."""
-    if isinstance(value, (bool, mx.array)) or not hasattr(value, "__index__"):
-        return -1
-    return operator.index(value)
 
 
 def _checked_schedule(schedule: Schedule | None, default: Schedule) -> Schedule:
@@ -402,12 +401,18 @@ def _checked_schedule(schedule: Schedule | None, default: Schedule) -> Schedule:
     return schedule
 
 
-def _token(value: Any) -> object:
-    """A key that tells 1 from True, 1.0 and "1", and 0.0 from -0.0."""
+def _token(value: object) -> Hashable:
+    """The key of a constexpr: equal exactly when the front end sees the same value.
+
+    An inline function brings the outside values that its body reads.
+    """
     kind = type(value)
-    if kind is int or kind is str:
+    if kind is int or kind is str or kind is ThreadLayout:
         return value
-    return (kind, repr(value)) if kind in (float, bool) else value
+    if isinstance(value, InlineFunction):
+        return constant_key(value), value.definition.environment()
+    held = as_constant(value)
+    return held if type(held) is int else constant_key(held)
 
 
 def _keep(cache: OrderedDict[object, Any], key: object, value: Any) -> None:

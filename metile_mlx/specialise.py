@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from threading import Lock
 from time import perf_counter
 
 from metile_mlx.analysis.coverage import OutputCoverage, coverage
@@ -17,6 +16,7 @@ from metile_mlx.frontend.definition import Definition
 from metile_mlx.frontend.translate import translate
 from metile_mlx.frontend.values import ArraySpec, ScalarSpec
 from metile_mlx.ir.core import Func
+from metile_mlx.locks import Lock
 from metile_mlx.report import ExecutionReport, Timing
 from metile_mlx.target import METAL, Target
 

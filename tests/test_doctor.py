@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from metile_mlx import config, doctor
+from metile_mlx.emulator import toolchain as emulator_toolchain
 from metile_mlx.runtime.backend import Backend, Launch, Request
 from metile_mlx.target import Target
 
@@ -128,6 +129,34 @@ def test_one_working_compiler_is_used_with_its_version() -> None:
     assert len(used) == 1
     assert used[0].version
     assert "compiled a small kernel" in used[0].note
+
+
+def test_the_clang_of_the_emulator_is_shown_with_its_version() -> None:
+    found = doctor.examine(ONLY_REFERENCE)
+    clang = found.emulator_compiler
+    assert clang.used
+    assert "clang version" in clang.version
+    assert Path(clang.path).is_file()
+    line = f"clang of the emulator:\n  {clang.command}  used; {clang.version}"
+    assert line in doctor.render(found)
+
+
+def test_a_missing_clang_of_the_emulator_is_said_with_what_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An older clang and another compiler named by CXX are not enough."""
+    old = tmp_path / "clang++"
+    old.write_text("#!/bin/sh\necho 'Debian clang version 14.0.6'\n")
+    old.chmod(0o755)
+    monkeypatch.setattr(emulator_toolchain, "CANDIDATES", (str(old),))
+    monkeypatch.setenv("CXX", "g++")
+    found = doctor.examine(ONLY_REFERENCE)
+    assert not found.emulator_compiler.used
+    text = doctor.render(found)
+    assert "  none  the emulator needs clang 16 or newer: none found" in text
+    assert "clang 14 is older than 16" in text
+    assert "hint: apt-get install clang-19" in text
+    assert found.to_dict()["emulator_compiler"]
 
 
 def test_cache_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

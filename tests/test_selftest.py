@@ -15,8 +15,8 @@ import pytest
 
 from metile_mlx import selftest
 from metile_mlx.__main__ import main
+from metile_mlx.backends import BACKENDS
 from metile_mlx.runtime import metal_prelude
-from metile_mlx.runtime.backends import BACKENDS
 from tests.support import profile, simulated_metal
 from tests.support.fake_metal import FakeMetal, installed
 

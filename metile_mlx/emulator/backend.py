@@ -8,10 +8,10 @@ The text, the arguments, the zero fill, the written masks, gradients and batchin
 from __future__ import annotations
 
 from collections import OrderedDict
-from threading import Lock
 
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.emulator import kernel, toolchain
+from metile_mlx.locks import Lock
 from metile_mlx.runtime import metal
 from metile_mlx.runtime.backend import Request
 from metile_mlx.runtime.backends import MetalBackend, registered_source

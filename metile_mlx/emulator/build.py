@@ -6,7 +6,6 @@ import functools
 import os
 import platform
 import shutil
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from metile_mlx.emulator import front, toolchain
 from metile_mlx.emulator import text as texts
 from metile_mlx.errors import CompileError
+from metile_mlx.locks import Lock
 from metile_mlx.runtime import cache
 from metile_mlx.runtime.toolchain import CompilerFailed, Toolchain
 
@@ -142,7 +142,7 @@ def translation_unit(name: str, text: str, symbol: str) -> tuple[str, texts.Sign
     return "".join(parts), signature
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _built: dict[str, Built] = {}
 
 
@@ -236,7 +236,7 @@ def prebuild(kernels: Sequence[tuple[str, str]], *, checked: bool, math_mode: st
             so they may not define macros.
 
     Raises:
-        BackendError, CompileError: as `build`, for the first kernel that does not compile.
+        BackendError, CompileError: as `build`, for the first kernel that is refused.
     """
     chain = toolchain.find()
     flags = _flags(checked, math_mode)
@@ -254,6 +254,7 @@ def prebuild(kernels: Sequence[tuple[str, str]], *, checked: bool, math_mode: st
             parts.append(f"namespace metile_{key} {{\n{unit}}}\n")
         compiled = functools.partial(_build_kernel, chain, flags, library, "".join(parts), "")
         try:
+            front.require(in_namespaces([keys[key][1] for key in group]))
             shared = cache.publish(f"emulated-batch-{cache.key(*group)}.so", compiled)
         except CompileError:
             for key in group:
@@ -265,6 +266,11 @@ def prebuild(kernels: Sequence[tuple[str, str]], *, checked: bool, math_mode: st
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(build_group, groups))
+
+
+def in_namespaces(texts: Sequence[str]) -> str:
+    """Many texts as one: the strict front takes a tenth of the time for each."""
+    return "".join(f"namespace n{i} {{\n{text}\n}}\n" for i, text in enumerate(texts))
 
 
 def _linked(shared: Path, folder: Path) -> Path:

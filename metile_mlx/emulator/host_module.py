@@ -7,7 +7,6 @@ import importlib.machinery
 import importlib.util
 import sys
 import sysconfig
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Protocol, cast
 
 from metile_mlx.emulator import toolchain
 from metile_mlx.errors import BackendError
+from metile_mlx.locks import Lock
 from metile_mlx.runtime import cache, cpu_module
 from metile_mlx.runtime.optional import mx, nanobind
 from metile_mlx.runtime.toolchain import CompilerFailed, Toolchain
@@ -25,6 +25,7 @@ RUNTIME = HERE.parent / "runtime"
 SOURCES = (
     HERE / "runtime/host.cpp",
     HERE / "runtime/emulation.h",
+    HERE / "runtime/orders.h",
     HERE / "headers/msl/abi.h",
     RUNTIME / "strided_copy.h",
     RUNTIME / "thread_pool.h",
@@ -67,7 +68,7 @@ class HostModule(Protocol):
     def take_results(self) -> list[tuple[str, list[dict[str, Any]]]]: ...
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _loaded: list[HostModule] = []
 
 

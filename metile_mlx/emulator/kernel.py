@@ -128,8 +128,12 @@ class EmulatedKernel:
                 f"kernel {self.name}: grid {tuple(grid)} and threadgroup {tuple(threadgroup)} must "
                 "have three extents each"
             )
+        if min(grid) < 0:
+            raise LaunchError(
+                f"kernel {self.name}: grid {tuple(grid)} has a negative extent; it counts threads"
+            )
         threads = threadgroup[0] * threadgroup[1] * threadgroup[2]
-        if min(*grid, *threadgroup) < 0 or threads > MAX_THREADS or threads == 0:
+        if min(threadgroup) < 1 or threads > MAX_THREADS:
             raise LaunchError(
                 f"kernel {self.name}: threadgroup {tuple(threadgroup)} has {threads} threads; "
                 f"1 to {MAX_THREADS} are allowed"

@@ -6,15 +6,17 @@ import contextlib
 import functools
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from metile_mlx.emulator import host_module
+from metile_mlx.emulator import host_module, toolchain
 from metile_mlx.emulator.report import EmulatorError, Finding, Report, finding, merged
+from metile_mlx.locks import Lock
 from metile_mlx.runtime.optional import mx
 
-_lock = threading.Lock()
+_VERSIONS = range(toolchain.NEWEST, toolchain.OLDEST - 1, -1)
+_TOOLS = ("addr2line", *(f"llvm-symbolizer-{v}" for v in _VERSIONS), "llvm-symbolizer")
+_lock = Lock()
 _kernels: dict[str, tuple[str, str, Path]] = {}
 
 
@@ -35,9 +37,7 @@ def completed_runs() -> int:
 @functools.lru_cache(maxsize=4096)
 def line_of(path: Path, code: int) -> int:
     """The line of the kernel's text that made the instruction before `code`; 0 if not known."""
-    tool = next(
-        (t for t in ("addr2line", "llvm-symbolizer-19", "llvm-symbolizer") if shutil.which(t)), None
-    )
+    tool = next((t for t in _TOOLS if shutil.which(t)), None)
     if not code or tool is None:
         return 0
     arguments = ["-i", "-e", str(path), hex(code - 1)]

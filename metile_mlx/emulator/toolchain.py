@@ -22,7 +22,7 @@ HINT = "apt-get install clang-19 (the emulator needs clang 16 or newer)"
 @functools.cache
 def _probe(command: tuple[str, ...]) -> Toolchain | str:
     """The compiler, or why it can't be used."""
-    if not shutil.which(command[0]):
+    if not command or not shutil.which(command[0]):
         return "not found"
     try:
         shown = subprocess.run(
@@ -38,17 +38,23 @@ def _probe(command: tuple[str, ...]) -> Toolchain | str:
     return Toolchain(command, shown.strip().splitlines()[0])
 
 
+def _words(command: str | None) -> tuple[str, ...]:
+    """Empty where a shell could not read it; the cpu backend, which must use it, complains."""
+    try:
+        return tuple(shlex.split(command or ""))
+    except ValueError:
+        return ()
+
+
 def find() -> Toolchain:
     """The compiler `CXX` names where that is a clang new enough, else the newest installed one.
 
     Raises:
         BackendError: none is installed; says what each candidate is.
     """
-    chosen = config.compiler()
-    if chosen:
-        found = _probe(tuple(shlex.split(chosen)))
-        if isinstance(found, Toolchain):
-            return found
+    found = _probe(_words(config.compiler()))
+    if isinstance(found, Toolchain):
+        return found
     reasons = []
     for candidate in CANDIDATES:
         found = _probe((candidate,))

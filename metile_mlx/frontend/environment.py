@@ -59,7 +59,7 @@ class _Plan:
 
     scopes: tuple[tuple[Callable[..., object], tuple[str, ...]], ...]
     cells: tuple[CellType, ...]
-    modules: tuple[ModuleType, ...]
+    owners: tuple[ModuleType | type, ...]
     attributes: tuple[str, ...]
     objects: tuple[object, ...]
     snapshot: Snapshot
@@ -72,8 +72,8 @@ class _Plan:
             found += map(get, names, MISSINGS)
         if self.cells:
             found += [cell.cell_contents for cell in self.cells]
-        if self.modules:
-            found += map(getattr, self.modules, self.attributes)
+        if self.owners:
+            found += map(getattr, self.owners, self.attributes)
         return found
 
 
@@ -110,7 +110,7 @@ class Environment:
     def _build(self) -> _Plan:
         scopes: dict[int, tuple[dict[str, Any], list[str]]] = {}
         cells: list[CellType] = []
-        members: list[tuple[ModuleType, str]] = []
+        members: list[tuple[ModuleType | type, str]] = []
         snapshot: dict[tuple[str, object], None] = {}
         seen = {id(self._definition)}
         queue = [self._definition]
@@ -120,7 +120,7 @@ class Environment:
                 value = self._root(definition.names, reference.root, scopes, cells)
                 label = reference.root
                 for attribute in reference.attributes:
-                    if not isinstance(value, ModuleType) or _is_ours(value):
+                    if not isinstance(value, ModuleType | type) or _is_ours(value):
                         break
                     label = f"{label}.{attribute}"
                     if hasattr(value, attribute):
@@ -136,7 +136,7 @@ class Environment:
         plan = _Plan(
             tuple((found.get, tuple(names)) for found, names in scopes.values()),
             tuple(cells),
-            tuple(module for module, _ in members),
+            tuple(owner for owner, _ in members),
             tuple(attribute for _, attribute in members),
             (),
             tuple(snapshot),
@@ -163,6 +163,7 @@ class Environment:
         return value
 
 
-def _is_ours(module: ModuleType) -> bool:
+def _is_ours(owner: ModuleType | type) -> bool:
     """This package's own names never change: they need no watching."""
-    return module.__name__.partition(".")[0] == PACKAGE
+    name = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
+    return name.partition(".")[0] == PACKAGE

@@ -178,7 +178,10 @@ class Expressions:
                     hint=_nearest(node.attr, tuple(dir(base))),
                 )
             return self._usable(f"{base.__name__}.{node.attr}", found)
-        return attribute_of(base, node.attr)
+        found = attribute_of(base, node.attr)
+        if isinstance(base, type):
+            return self._usable(f"{base.__name__}.{node.attr}", found)
+        return found
 
     def _binop(self, node: ast.BinOp) -> object:
         lhs, rhs = self.value(node.left), self.value(node.right)

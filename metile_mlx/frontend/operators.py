@@ -18,6 +18,9 @@ from metile_mlx.ir.core import Value
 from metile_mlx.ir.tile import Binary, Compare, Unary
 from metile_mlx.ir.types import PointerType, ScalarType, TensorType, TileType
 
+# Of integers in compile-time expressions: far more than any dtype holds, and Python prints them.
+MAX_BITS = 4096
+
 
 @dataclass(frozen=True)
 class Operator:
@@ -29,6 +32,24 @@ class Operator:
     word: str
 
 
+def _power(base: Any, exponent: Any) -> object:
+    if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1:
+        _limit(base.bit_length() * exponent)
+    return base**exponent
+
+
+def _shifted_left(value: Any, count: Any) -> object:
+    if isinstance(value, int) and isinstance(count, int) and value:
+        _limit(value.bit_length() + count)
+    return value << count
+
+
+def _limit(bits: int) -> None:
+    """Refuse in time what would fill the memory."""
+    if bits > MAX_BITS:
+        raise OverflowError(f"an integer of more than {MAX_BITS} bits")
+
+
 BINARY: dict[type[ast.operator], Operator] = {
     ast.Add: Operator("+", operator.add, BinaryKind.ADD, "plus"),
     ast.Sub: Operator("-", operator.sub, BinaryKind.SUB, "minus"),
@@ -36,8 +57,8 @@ BINARY: dict[type[ast.operator], Operator] = {
     ast.Div: Operator("/", operator.truediv, BinaryKind.DIV, "over"),
     ast.FloorDiv: Operator("//", operator.floordiv, BinaryKind.FLOORDIV, "div"),
     ast.Mod: Operator("%", operator.mod, BinaryKind.MOD, "mod"),
-    ast.Pow: Operator("**", operator.pow, BinaryKind.POW, "pow"),
-    ast.LShift: Operator("<<", operator.lshift, BinaryKind.SHL, "shl"),
+    ast.Pow: Operator("**", _power, BinaryKind.POW, "pow"),
+    ast.LShift: Operator("<<", _shifted_left, BinaryKind.SHL, "shl"),
     ast.RShift: Operator(">>", operator.rshift, BinaryKind.SHR, "shr"),
     ast.BitAnd: Operator("&", operator.and_, BinaryKind.AND, "and"),
     ast.BitOr: Operator("|", operator.or_, BinaryKind.OR, "or"),
@@ -65,7 +86,10 @@ AND = BINARY[ast.BitAnd]
 def fold(function: Callable[..., object], *values: object) -> object:
     """Compute with Python constants; what Python raises becomes an error of the user's line."""
     try:
-        return function(*values)
+        result = function(*values)
+        if type(result) is int:
+            _limit(result.bit_length())
+        return result
     except ZeroDivisionError:
         raise CompileError("division by zero in a compile-time expression") from None
     except (TypeError, ValueError, ArithmeticError, AttributeError, IndexError) as error:

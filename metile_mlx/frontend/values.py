@@ -164,8 +164,10 @@ def represent(value: Number, dtype: DType) -> Number:
             hint=f"write an integer, or cast: metile.cast(value, {dtype!r})",
         )
     if not dtype.min <= value <= dtype.max:
+        # Python refuses to print integers of thousands of digits.
+        shown = int(value) if abs(value) < 2**512 else f"an integer of {value.bit_length()} bits"
         raise CompileError(
-            f"{int(value)} does not fit {dtype} ({dtype.min}..{dtype.max})",
+            f"{shown} does not fit {dtype} ({dtype.min}..{dtype.max})",
             hint="use a smaller number or a wider dtype",
         )
     return int(value)

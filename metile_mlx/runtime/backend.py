@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import Protocol, TypeAlias
 
 from metile_mlx import config
@@ -13,6 +12,7 @@ from metile_mlx.dtypes import DType
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.errors import BackendError, LaunchError, MetileError
 from metile_mlx.ir.core import Func
+from metile_mlx.locks import Lock
 from metile_mlx.runtime.optional import MLX_MISSING, mx
 from metile_mlx.target import Target
 
@@ -21,7 +21,7 @@ Scalar = int | float | bool
 # Lazy outputs of one launch, in the order of `Request.outputs`.
 # Both are texts: without mlx there is nothing to evaluate, and kernels still compile and print.
 Launch: TypeAlias = "Callable[[Sequence[mx.array]], Sequence[mx.array]]"
-Place: TypeAlias = "mx.Stream | mx.Device | mx.DeviceType | None"
+Place: TypeAlias = "mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None"
 
 
 @dataclass(frozen=True)
@@ -94,19 +94,23 @@ def wanted(name: str | None, stream: Place) -> tuple[str, bool]:
     Raises:
         LaunchError: `stream` is neither a stream nor a device.
     """
+    kind = None if stream is None else _device_type(stream)
     named = name or config.backend()
     if named is not None:
         return named, True
     if MLX_MISSING is not None:
         return "reference", False
-    place = mx.default_device() if stream is None else stream
-    device = place.device if isinstance(place, mx.Stream) else place
-    kind = device.type if isinstance(device, mx.Device) else device
-    if not isinstance(kind, mx.DeviceType):
-        raise LaunchError(f"stream is {stream!r}; expected an MLX stream or device")
-    if kind == mx.DeviceType.gpu:
+    if (kind or mx.default_device().type) == mx.DeviceType.gpu:
         return ("metal" if mx.metal.is_available() else "cuda"), False
     return "cpu", False
+
+
+def _device_type(place: object) -> object:
+    device = place.device if isinstance(place, mx.Stream | mx.ThreadLocalStream) else place
+    kind = device.type if isinstance(device, mx.Device) else device
+    if not isinstance(kind, mx.DeviceType):
+        raise LaunchError(f"stream is {place!r}; expected an MLX stream or device")
+    return kind
 
 
 def choose(name: str | None, stream: Place, backends: Mapping[str, Backend]) -> Backend:

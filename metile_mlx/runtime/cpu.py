@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ from metile_mlx import config
 from metile_mlx.dtypes import MLX_NAMES, DType
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.errors import BackendError, CompileError, LaunchError
+from metile_mlx.locks import Lock
 from metile_mlx.runtime import cache, cpu_module, toolchain
 from metile_mlx.runtime.cpu_module import Call, CpuModule, LoadedKernel
 from metile_mlx.runtime.optional import mx
@@ -28,9 +28,7 @@ BATCH = 40
 
 _PARAMETERS = "(void* const*, const metile_scalar*, const uint32_t*, uint64_t, uint64_t)"
 _kernels: dict[str, CpuKernel] = {}
-_locks: dict[str, threading.Lock] = {}
-# A lock that another thread held during a fork would stay held in the child for ever.
-os.register_at_fork(after_in_child=_locks.clear)
+_locks: dict[str, Lock] = {}
 
 
 def available() -> str | None:
@@ -205,7 +203,7 @@ def _key(source: KernelSource, chain: Toolchain) -> str:
 def _build_group(group: dict[str, KernelSource], chain: Toolchain, module: CpuModule) -> None:
     """Compiles and loads the kernels of one translation unit, once per process."""
     name = cache.key(*group)
-    with _locks.setdefault(name, threading.Lock()):
+    with _locks.setdefault(name, Lock()):
         if all(key in _kernels for key in group):
             return
         path = _shared_object(name, group, chain)

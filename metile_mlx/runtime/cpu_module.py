@@ -12,13 +12,13 @@ import os
 import subprocess
 import sys
 import sysconfig
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, cast
 
 from metile_mlx.errors import BackendError, LaunchError, MetileError
+from metile_mlx.locks import Lock
 from metile_mlx.runtime import cache
 from metile_mlx.runtime.optional import MLX_MISSING, NANOBIND_MISSING, mx, nanobind
 from metile_mlx.runtime.toolchain import CompilerFailed, Toolchain
@@ -78,7 +78,7 @@ class CpuModule(Protocol):
     def thread_count(self) -> int: ...
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _loaded: list[CpuModule] = []
 
 

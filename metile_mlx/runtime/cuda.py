@@ -27,16 +27,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from threading import Lock
 from typing import Any, ClassVar
 
 from metile_mlx.dtypes import MLX_NAMES, DType
 from metile_mlx.emit.naming import unique_name
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.errors import CompileError, LaunchError, OutOfResources
+from metile_mlx.locks import Lock
 from metile_mlx.report import Limit
 from metile_mlx.runtime import metal
-from metile_mlx.runtime.backend import Request
+from metile_mlx.runtime.backend import Place, Request
 from metile_mlx.runtime.backends import MetalBackend, registered_source
 from metile_mlx.runtime.metal import MetalKernel
 from metile_mlx.runtime.optional import MLX_MISSING, mx
@@ -242,7 +242,7 @@ class CudaKernel(MetalKernel):
         dtypes: Sequence[mx.Dtype],
         grid: Grid,
         init: Sequence[int],
-        stream: mx.Stream | mx.Device | mx.DeviceType | None = None,
+        stream: Place = None,
     ) -> list[mx.array]:
         """As `MetalKernel.launch`; `stream` None is MLX's default GPU stream."""
         # MLX would take the default device, which may be a CPU.
@@ -252,7 +252,7 @@ class CudaKernel(MetalKernel):
     def _threads(self, grid: Grid) -> Grid:
         return grid_in_threads(self.source.name, grid, self.source.threads)
 
-    def _place(self, stream: mx.Stream | mx.Device | mx.DeviceType | None) -> dict[str, Any]:
+    def _place(self, stream: Place) -> dict[str, Any]:
         return {"stream": stream}
 
 

@@ -17,14 +17,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from threading import Lock
 from typing import Any, ClassVar
 
-from metile_mlx.dtypes import MLX_NAMES, DType
+from metile_mlx.dtypes import MLX_NAMES
 from metile_mlx.emit.reserved import is_legal, shape_arguments_in
 from metile_mlx.emit.source import Argument, KernelSource
 from metile_mlx.errors import CompileError, LaunchError, OutOfResources
+from metile_mlx.locks import Lock
+from metile_mlx.runtime.backend import Place
+from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.runtime.optional import MLX_MISSING, mx
 from metile_mlx.runtime.record import MATH_MODES, Grid
 from metile_mlx.runtime.record import CapturedKernel as CapturedKernel
@@ -137,13 +138,6 @@ def grid_in_threads(name: str, grid: Sequence[int], threads: int) -> Grid:
     return x, y, z
 
 
-@cache
-def _mlx_dtypes() -> dict[DType, mx.Dtype]:
-    return {
-        ours: getattr(mx, "bool_" if name == "bool" else name) for name, ours in MLX_NAMES.items()
-    }
-
-
 def _bindable(x: mx.array, place: Mapping[str, Any]) -> mx.array:
     """`x` as the text expects it: never 0-dimensional (F09), never without memory (F12)."""
     if x.size == 0:
@@ -175,7 +169,7 @@ class MetalKernel:
         dtypes: Sequence[mx.Dtype],
         grid: Grid,
         init: Sequence[int],
-        stream: mx.Stream | mx.Device | mx.DeviceType | None = None,
+        stream: Place = None,
     ) -> list[mx.array]:
         """Lazy outputs of one launch.
 
@@ -207,7 +201,7 @@ class MetalKernel:
     def _threads(self, grid: Grid) -> Grid:
         return grid_in_threads(self.source.name, grid, self.source.threads)
 
-    def _place(self, stream: mx.Stream | mx.Device | mx.DeviceType | None) -> dict[str, Any]:
+    def _place(self, stream: Place) -> dict[str, Any]:
         """Where MLX's own operations around a launch run."""
         return {"stream": stream} if stream is not None and mx.metal.is_available() else {}
 
@@ -218,7 +212,7 @@ class MetalKernel:
         dtypes: Sequence[mx.Dtype],
         threads: Grid,
         init: Sequence[int],
-        stream: mx.Stream | mx.Device | mx.DeviceType | None,
+        stream: Place,
     ) -> Sequence[mx.array]:
         place = self._place(stream)
         options: dict[str, Any] = {} if stream is None else {"stream": stream}
@@ -255,7 +249,7 @@ class MetalKernel:
         given_dtypes = [*(x.dtype for x in inputs), *dtypes]
         for argument, dtype in zip(source.inputs + source.outputs, given_dtypes, strict=True):
             # MLX takes the types of the signature from the arrays, so a wrong one changes the text.
-            if dtype != _mlx_dtypes()[argument.dtype]:
+            if dtype != mlx_dtypes()[argument.dtype]:
                 raise LaunchError(self._wrong_dtype(argument, dtype))
         for value in init:
             if value not in (UNINITIALISED, ZERO):

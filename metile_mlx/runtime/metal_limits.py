@@ -23,11 +23,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.errors import CompileError, MetileError, OutOfResources
+from metile_mlx.locks import Lock
 from metile_mlx.runtime import metal, metal_prelude, optional
 from metile_mlx.runtime.metal_prelude import Prelude
 from metile_mlx.runtime.optional import mx

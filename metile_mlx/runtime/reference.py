@@ -43,6 +43,7 @@ from metile_mlx.ir.tile import (
 )
 from metile_mlx.ir.types import TileType
 from metile_mlx.runtime import reference_memory
+from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.runtime.optional import mx
 from metile_mlx.runtime.programs import Programs, Shape
@@ -58,7 +59,7 @@ def evaluate(
     scalars: Mapping[str, Number | mx.array],
     outputs: Mapping[str, tuple[Shape, DType]],
     grid: tuple[int, int, int],
-    stream: mx.Stream | mx.Device | mx.DeviceType | None = None,
+    stream: Place = None,
 ) -> dict[str, mx.array]:
     """What a launch writes, as lazy arrays; nothing is evaluated, values can be traced ones.
 

@@ -57,8 +57,9 @@ def test_the_newest_clang_is_taken_and_cxx_wins(
     assert toolchain.find().command == ("clang++-19",)
     monkeypatch.setenv("CXX", "clang++-17")
     assert toolchain.find().command == ("clang++-17",)
-    monkeypatch.setenv("CXX", "g++-12")
-    assert toolchain.find().command == ("clang++-19",)
+    for other in ("g++-12", "clang++ '", "''", "no-such-compiler"):
+        monkeypatch.setenv("CXX", other)
+        assert toolchain.find().command == ("clang++-19",)
 
 
 def test_no_clang_at_all(only: Path) -> None:

@@ -112,6 +112,23 @@ def test_a_barrier_holds_all_threads_of_a_partial_threadgroup(schedules: int) ->
     assert np.array_equal(np.array(y), np.concatenate(parts))
 
 
+WINNERS = {
+    "lanes": "if (i < 32) y[0] = int(i) + x[0];",
+    "simdgroups": "if (i < 64 && i % 32 == 0) y[0] = int(i) + x[0];",
+    "threadgroups": "if (i % 64 == 0) y[0] = int(i) + x[0];",
+}
+
+
+@pytest.mark.parametrize("who", WINNERS)
+def test_schedules_change_the_order_of_each_kind_of_group(who: str) -> None:
+    """The last to write wins: the first result stays, and other orders give others."""
+    body = f"uint i = thread_position_in_grid.x;\n{WINNERS[who]}"
+    x = mx.zeros((8,), mx.int32)
+    report, y = check(body, {"x": x}, (1,), threads=256, dtype=mx.int32, schedules=6)
+    assert Fault.SCHEDULE in {finding.fault for finding in report.findings}
+    assert y.item() == {"lanes": 31, "simdgroups": 32, "threadgroups": 192}[who]
+
+
 def test_a_thousand_threadgroups_on_all_processors() -> None:
     body = (
         "threadgroup int s[64];\nuint i = thread_position_in_grid.x;\n"

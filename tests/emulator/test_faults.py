@@ -193,6 +193,15 @@ PLANTED = {
         Fault.BOUNDS, "x", 100, thread(36, 1), access=Access.READ,
         call={"threads": 128, "shape": (128,), "input": 100},
     ),
+    "scratch that the threads of a partial last group lack": Planted(
+        f"threadgroup float s[64];\ns[t] = x[i];\n{BARRIER}y[i] = s[63 - t];",
+        Fault.UNINITIALISED, "s", 63, thread(0, 1), access=Access.READ,
+        call={"threads": 100, "shape": (100,)},
+    ),
+    "shuffle down into the lanes of a partial last group that are missing": Planted(
+        "y[i] = simd_shuffle_down(x[i], 4);",
+        Fault.INACTIVE_LANE, "", 4, thread(32, 1), call={"threads": 100, "shape": (100,)},
+    ),
     "output never written": Planted(
         "if (i < 61) y[i] = x[i];", Fault.UNWRITTEN, "y", 61, count=3
     ),
@@ -218,6 +227,10 @@ PLANTED = {
     ),
     "result that depends on the order": Planted(
         "y[i] = x[i];\nif (lane == 0) y[0] = float(i);",
+        Fault.SCHEDULE, "y", 0, call={"schedules": 6},
+    ),
+    "result that depends on the order, beside a sum of floats": Planted(
+        "y[i] = simd_sum(x[i]);\nif (lane == 0) y[0] = 1000 * float(i);",
         Fault.SCHEDULE, "y", 0, call={"schedules": 6},
     ),
 }  # fmt: skip
@@ -261,6 +274,7 @@ ALONE = [
         "simdgroup_barrier orders one simdgroup only",
         "plain read of an atomic",
         "result that depends on the order",
+        "result that depends on the order, beside a sum of floats",
         "matrix product with lanes missing",
         "simdgroup matrix store races a scalar read",
         "two barriers in two branches",

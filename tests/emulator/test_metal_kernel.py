@@ -207,6 +207,24 @@ def test_math_modes(mode: str) -> None:
     assert mx.allclose(call(made, x), mx.exp(x), rtol=1e-6)
 
 
+def test_the_math_mode_is_what_the_kernel_is_compiled_with() -> None:
+    """`safe` rounds each operation, `relaxed` may fuse them, `fast` may also reorder them."""
+    body = "uint i = thread_position_in_grid.x;\nfloat a = x[0], b = x[1];\n"
+    sources = {"contract": body + "y[i] = a * a - b;", "reorder": body + "y[i] = (a + b) - b;"}
+    a = np.float32(1 + 2**-12)
+    inputs = {"contract": (a, np.float32(a * a)), "reorder": (np.float32(1), np.float32(1e8))}
+    done = {}
+    for mode in ("safe", "relaxed", "fast"):
+        for name, source in sources.items():
+            x = mx.array(np.array(inputs[name]))
+            made = kernel(source, compile_options={"math_mode": mode})
+            done[mode, name] = call(made, x, 2, threadgroup=(1, 1, 1))[0].item()
+    fused = float(np.float64(a) * np.float64(a) - np.float64(inputs["contract"][1]))
+    assert fused != 0
+    assert [done[mode, "contract"] for mode in ("safe", "relaxed", "fast")] == [0, fused, fused]
+    assert [done[mode, "reorder"] for mode in ("safe", "relaxed", "fast")] == [0, 0, 1]
+
+
 def test_verbose_prints_the_text(capfd: pytest.CaptureFixture[str]) -> None:
     made = kernel()
     for _ in range(2):
@@ -227,6 +245,10 @@ def test_what_can_not_be_launched_is_refused() -> None:
     made, x = kernel(), mx.zeros((8,))
     with pytest.raises(LaunchError, match=r"\(64, 32, 1\) has 2048 threads; 1 to 1024"):
         call(made, x, threadgroup=(64, 32, 1))
+    with pytest.raises(LaunchError, match=r"\(32, 0, 1\) has 0 threads"):
+        call(made, x, threadgroup=(32, 0, 1))
+    with pytest.raises(LaunchError, match=r"grid \(-8, 1, 1\) has a negative extent"):
+        call(made, x, grid=(-8, 1, 1))
     with pytest.raises(LaunchError, match="three extents"):
         call(made, x, grid=(8,))
     with pytest.raises(ValueError, match="inputs"):
@@ -239,6 +261,14 @@ def test_text_that_does_not_compile_is_shown_with_its_lines() -> None:
     ) as caught:
         call(kernel("uint i = 0;\ny[i] = lost;"), mx.zeros((8,)))
     assert "5 | y[i] = lost;" in str(caught.value)
+
+
+def test_text_that_only_the_strict_front_refuses_does_not_run() -> None:
+    source = "threadgroup float s[8];\nuint i = thread_position_in_grid.x;\ns[i] = x[i];\n"
+    source += "const device float* p = s;\ny[i] = p[i];"
+    with pytest.raises(CompileError, match=r"address-space-mismatch") as caught:
+        call(kernel(source), mx.zeros((8,)), threadgroup=(8, 1, 1))
+    assert "const device float* p = s;" in str(caught.value)
 
 
 def test_gradients_are_not_implemented_as_in_mlx() -> None:

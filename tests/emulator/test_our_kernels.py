@@ -5,6 +5,7 @@ What the rest of the suite launches is run the same way when each test file is d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -129,12 +130,44 @@ def test_a_wrong_value_is_shown_with_its_owner(monkeypatch: pytest.MonkeyPatch) 
     assert "+ 2.0f" in fault
 
 
-def test_large_launches_are_left_out_and_counted() -> None:
+@pytest.mark.faulty
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("device float* wrong = scratch_f32;", "address-space-mismatch"),
+        ("double wide = 1;", "Metal has no 'double'"),
+        ("float lost = nothing_here;", "use of undeclared"),
+    ],
+)
+def test_a_text_that_is_refused_is_shown_with_its_lines(
+    new: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barrier = "  threadgroup_barrier("
+    (fault,) = faults_of(changed_text(monkeypatch, barrier, f"  {new}\n{barrier}", 1))
+    assert message in fault
+    assert re.search(rf"\n *\d+ \|   {re.escape(new)}\n", fault), fault
+
+
+@pytest.mark.parametrize(
+    ("grid", "counted"),
+    [(40000, emulated.Tally(too_large=1)), (0, emulated.Tally(without_threads=1))],
+)
+def test_launches_that_are_left_out_are_counted(grid: int, counted: emulated.Tally) -> None:
     collector, tally = emulated.Collector(), emulated.Tally()
     with emulated.collecting(collector):
-        mx.eval(collide[2100](metile.empty(32, mx.int32), 32, backend="cpu"))
+        mx.eval(collide[grid](metile.empty(32, mx.int32), 32, backend="cpu"))
     assert emulated.run_all(collector, tally) == []
-    assert tally == emulated.Tally(too_large=1)
+    assert tally == counted
+
+
+@pytest.mark.faulty
+def test_a_kernel_that_is_compiled_and_not_launched_is_run() -> None:
+    collector, tally = emulated.Collector(), emulated.Tally()
+    with emulated.collecting(collector):
+        collide[3].prepare(metile.empty(32, mx.int32), 32, target="metal")
+    (fault,) = emulated.run_all(collector, tally)
+    assert "data race on device memory y[0]" in fault
+    assert tally == emulated.Tally(kernels=1)
 
 
 @pytest.mark.faulty

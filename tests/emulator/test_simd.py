@@ -122,6 +122,59 @@ def test_float_sums_differ_by_order_only() -> None:
     assert np.allclose(np.array(y), np.array(x, dtype=np.float64).sum(), atol=1e-5)
 
 
+# Sums of 1 that a 1e30 swallows until a -1e30 comes: how many are left depends on the order.
+ORDERS = {
+    # Values of lanes 0 to 3, and the first order that differs: 1 is butterfly, 2 random.
+    "butterfly": ((1e30, 1, -1e30, 1), 1),
+    "random": ((1e30, -1e30, 1, 1), 2),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("operation", ["simd_sum", "quad_sum"])
+def test_reductions_run_in_ascending_butterfly_and_random_order(operation: str, order: str) -> None:
+    start, first = ORDERS[order]
+    width = 32 if operation == "simd_sum" else 4
+    x = np.ones(32, np.float32)
+    x.reshape(-1, width)[:, :4] = start
+    body = f"uint lane = thread_index_in_simdgroup;\ny[lane] = {operation}(x[lane]);"
+    for schedules in (first, first + 1):
+        report, y = check(body, {"x": mx.array(x)}, (32,), threads=32, schedules=schedules)
+        ascending = np.float32(0)
+        for value in x[:width]:
+            ascending = np.float32(ascending + value)
+        assert np.array_equal(np.array(y), np.full(32, ascending))
+        shown = [str(finding) for finding in report.findings]
+        found = [f"planted: y[0] differs in order {first} of the threads"]
+        assert shown == (found if schedules > first else [])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_sums_that_only_round_otherwise_are_no_finding(dtype: str) -> None:
+    x = mx.array(np.random.default_rng(2).normal(size=64)).astype(getattr(mx, dtype))
+    body = "uint i = thread_position_in_grid.x;\ny[i] = simd_sum(x[i]) * x[i];"
+    report, _ = check(body, {"x": x}, (64,), schedules=9, dtype=x.dtype)
+    assert not report, str(report)
+
+
+def test_values_of_lanes_that_are_not_there_are_poison() -> None:
+    """Of an inactive lane and of one that the grid lacks, checked or not; never a lane's value."""
+    body = (
+        "uint i = thread_position_in_grid.x, lane = thread_index_in_simdgroup;\ny[i] = 0;\n"
+        "if (lane < 8) y[i] = simd_shuffle(x[i], 8 + lane) + simd_broadcast(x[i], 31);"
+    )
+    poison = np.array([0x7FC57FC5], np.uint32).view(np.float32)
+    for inputs in (np.ones(40, np.float32), np.arange(40, dtype=np.int32)):
+        wanted = np.full(8, poison[0] if inputs.dtype == np.float32 else 2 * 0x7FC57FC5 - 2**32)
+        arguments = (body, {"x": mx.array(inputs)}, (40,))
+        options = {"threads": 40, "dtype": mx.array(inputs).dtype}
+        for y in (check(*arguments, **options)[1], launch(*arguments, **options)):
+            got = np.array(y)
+            for lanes in (got[:8], got[32:]):
+                assert np.array_equal(lanes, wanted, equal_nan=inputs.dtype == np.float32)
+            assert not got[8:32].any()
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -86,6 +87,20 @@ def test_every_kernel_of_the_package_is_covered(modules: Modules) -> None:
         if isinstance(value, emulated.EmulatedKernel)
     }
     assert made == {name for case in CASES.values() for name in case.kernels}
+
+
+def test_every_file_of_the_package_that_makes_kernels_was_imported(modules: Modules) -> None:
+    """Found by reading the files, so that a kernel of a new version is not overlooked."""
+    root = Path(str(sys.modules["mlx_lm.utils"].__file__)).parent
+    making = {path for path in root.rglob("*.py") if "metal_kernel(" in path.read_text("utf-8")}
+    assert len(making) >= 6
+    owners = {
+        Path(str(module.__file__))
+        for name, module in list(sys.modules.items())
+        if name.startswith("mlx_lm.")
+        and any(isinstance(value, emulated.EmulatedKernel) for value in vars(module).values())
+    }
+    assert making <= owners
 
 
 @pytest.mark.parametrize("case", CASES)

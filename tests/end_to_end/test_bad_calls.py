@@ -257,6 +257,19 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: metile.empty((3, -1), mx.float32),
         "[empty] shape is (3, -1); expected non-negative integers",
     ),
+    "an empty without a shape": (
+        lambda: metile.empty(None, mx.float32),  # type: ignore[arg-type]
+        "[empty] shape is None; expected non-negative integers",
+    ),
+    "an empty of a NumPy dtype": (
+        lambda: metile.empty(3, np.dtype("float32")),
+        "[empty] dtype is dtype('float32'); expected a metile dtype or an MLX dtype\n"
+        "hint: metile.f32, or mx.float32",
+    ),
+    "a NumPy array as grid": (
+        lambda: k[np.array([1, 2])],  # type: ignore[index]
+        f"[k] grid is array([1, 2]); {GRID}",
+    ),
     "four grid axes": (lambda: k[(1, 2, 3, 4)], f"[k] grid is (1, 2, 3, 4); {GRID}"),
     "no grid axis": (lambda: k[()], f"[k] grid is (); {GRID}"),
     "a negative grid": (lambda: k[-1], f"[k] grid is -1; {GRID}"),

@@ -97,9 +97,10 @@ def test_a_backend_that_does_not_exist(how: str, monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_what_is_no_stream_is_refused() -> None:
+@pytest.mark.parametrize("backend", [None, "cpu", "reference", "emulator"])
+def test_what_is_no_stream_is_refused(backend: str | None) -> None:
     with pytest.raises(metile.LaunchError) as caught:
-        copy[(2,)](X, OUT, 40, stream="cpu")
+        copy[(2,)](X, OUT, 40, stream="cpu", backend=backend)
     assert str(caught.value) == "stream is 'cpu'; expected an MLX stream or device"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 import metile_mlx as metile
@@ -317,9 +318,10 @@ def test_streams(backend: str) -> None:
     streams = [mx.new_stream(mx.cpu) for _ in range(3)]
     expected = theirs(X, W, K)
     parts = [ours(X, W, K, backend=backend, stream=s) for s in [*streams, mx.cpu, None]]
+    parts.append(ours(X, W, K, backend=backend, stream=mx.new_thread_local_stream(mx.cpu)))
     with mx.stream(streams[1]):
         parts.append(ours(X, W, K, backend=backend))
-    assert close(parts, [expected] * 6)
+    assert close(parts, [expected] * 7)
     chain = X
     for s in [*streams, *streams]:
         chain = ours(chain, W, K, backend=backend, stream=s)[1]
@@ -459,6 +461,15 @@ def test_a_stream_belongs_to_the_dispatch(backend: str) -> None:
     assert len(set(map(id, prepared))) == 3
 
 
+def test_equal_streams_share_a_dispatch() -> None:
+    """F04: MLX makes a new object at each `default_stream` or `Device`, with a hash of its own."""
+    affine = new_affine()
+    x, out = mx.ones((40,)), metile.empty((40,), metile.f32)
+    for place in (lambda: mx.default_stream(mx.cpu), lambda: mx.Device(mx.cpu, 0)):
+        made = [affine[(2,)].prepare(x, out, 40, 1.0, stream=place()) for _ in range(3)]
+        assert len(set(map(id, made))) == 1
+
+
 @pytest.mark.parametrize("backend", LAZY)
 def test_eight_threads_compile_and_call_at_once(backend: str, counts: Counts) -> None:
     """F31: 4 specialisations, each translated once; right results; no stream made at import."""
@@ -562,6 +573,50 @@ def test_constexprs_of_equal_value_and_other_type_recompile(counts: Counts, back
     for sign in (1, 1.0, 1):
         assert affine[(2,)](x, out, 40, 0.5, SIGN=sign, backend=backend)[3].item() == 2.5
     assert counts()[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("constants", "kernels"),
+    [
+        (((2,), (2.0,), (True,), (2,)), 3),
+        (((0.0,), (-0.0,), (0.0,)), 2),
+        (((1, (2,)), (1, (2.0,))), 2),
+        ((2, np.float64(2.0), np.int64(2), 2.0), 2),
+    ],
+)
+def test_constexprs_are_told_apart_in_tuples_and_from_numpy(
+    constants: tuple[object, ...], kernels: int, counts: Counts
+) -> None:
+    """SPEC K1: (2,) and (2.0,) are equal and hash alike in Python; the kernels differ."""
+
+    @metile.kernel
+    def filled(y, CONSTANT: metile.constexpr):
+        target = metile.tensor(y, shape=(32,), access="write")
+        target.store(metile.arange(0, 32), 1)
+
+    for constant in constants:
+        filled[1](metile.empty(32, metile.f32), CONSTANT=constant)
+    assert counts()[0] == kernels
+
+
+def test_what_an_inline_constexpr_reads_belongs_to_the_specialisation(backend: str) -> None:
+    """SPEC K1: a function handed over as a constexpr, whose closure variable changes."""
+    factor = 2
+
+    @metile.inline
+    def scaled(value):
+        return value * factor
+
+    @metile.kernel
+    def apply(x, y, FUNCTION: metile.constexpr):
+        i = metile.arange(0, 32)
+        target = metile.tensor(y, shape=(32,), access="write")
+        target.store(i, FUNCTION(metile.tensor(x, shape=(32,)).load(i)))
+
+    x, out = mx.ones((32,)), metile.empty(32, metile.f32)
+    assert apply[1](x, out, FUNCTION=scaled, backend=backend)[0].item() == 2
+    factor = 5
+    assert apply[1](x, out, FUNCTION=scaled, backend=backend)[0].item() == 5
 
 
 def test_lazy_scalars_stay_lazy(backend: str) -> None:

@@ -212,6 +212,30 @@ def test_changed_module_attribute_changes_the_environment(watched: ModuleType) -
     assert definition.environment() == before
 
 
+def test_changed_class_attribute_recompiles() -> None:
+    """SPEC K1: constants grouped in a class are outside values as others are."""
+
+    class Config:
+        FACTOR = 2
+
+        class Inner:
+            OFFSET = 3
+
+    @metile.kernel
+    def affine(out):
+        made = metile.arange(0, 32) * Config.FACTOR + Config.Inner.OFFSET
+        metile.tensor(out, shape=(32,), access="write").store(metile.arange(0, 32), made)
+
+    def second() -> object:
+        return affine[1](metile.empty(32, metile.i32), backend="reference")[1].item()
+
+    assert second() == 5
+    Config.FACTOR = 4
+    assert second() == 7
+    Config.Inner.OFFSET = 1
+    assert second() == 5
+
+
 def test_equal_value_in_a_new_object_is_no_change(watched: ModuleType) -> None:
     definition = Definition.of(watched.k)
     watched.SCALE = 12345

@@ -448,6 +448,25 @@ stagnates
 >       y = N // (N - 64)
 >           ^^^^^^^^^^^^^
 """,
+    "constant too long to compute": """\
+    y = i + (3 << 2147483647)
+> k.py:6:14: error: an integer of more than 4096 bits (in a compile-time expression)
+>       y = i + (3 << 2147483647)
+>                ^^^^^^^^^^^^^^^
+""",
+    "constant power too long to compute": """\
+    y = i + N ** N ** N
+> k.py:6:13: error: an integer of more than 4096 bits (in a compile-time expression)
+>       y = i + N ** N ** N
+>               ^^^^^^^^^^^
+""",
+    "constant too long to show": """\
+    y = i + (1 << 4000)
+> k.py:6:9: error: an integer of 4001 bits does not fit i32 (-2147483648..2147483647)
+>       y = i + (1 << 4000)
+>           ^^^^^^^^^^^^^^^
+> hint: use a smaller number or a wider dtype
+""",
     "bitwise not of floats": """\
     y = ~(i * 0.5)
 > k.py:6:9: error: ~ takes integers and masks, got f32

@@ -13,6 +13,7 @@ from metile_mlx import dtypes
 from metile_mlx.emit.source import Argument, KernelSource
 from metile_mlx.errors import CompileError, LaunchError, OutOfResources
 from metile_mlx.runtime import metal
+from metile_mlx.runtime.cpu import mlx_dtypes
 
 BODY = "uint i = thread_position_in_grid.x;\ny[i] = x[i];"
 SOURCE = KernelSource(
@@ -203,7 +204,7 @@ def test_zero_fill_is_the_only_fill_asked_of_mlx(registrar: Registrar) -> None:
 @pytest.mark.parametrize("dtype", dtypes.ALL)
 def test_zero_as_a_float_is_zero_in_every_dtype(dtype: dtypes.DType) -> None:
     """F27: MLX makes the fill by casting one float."""
-    zero = mx.array(0.0, metal._mlx_dtypes()[dtype])
+    zero = mx.array(0.0, mlx_dtypes()[dtype])
     assert not mx.view(zero.reshape(1), mx.uint8).any().item()
 
 

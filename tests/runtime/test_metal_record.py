@@ -16,6 +16,7 @@ from metile_mlx.emit.naming import input_passing
 from metile_mlx.emit.reserved import ATTRIBUTES, RESERVED, legal_identifier
 from metile_mlx.emit.source import Argument, KernelSource
 from metile_mlx.runtime import metal
+from metile_mlx.runtime.cpu import mlx_dtypes
 
 BODY = "uint i = thread_position_in_grid.x;\ny[i] = x[i];"
 SOURCE = KernelSource(
@@ -33,7 +34,7 @@ SOURCE = KernelSource(
 def record(source: KernelSource, *inputs: mx.array, **changes: Any) -> metal.CapturedKernel:
     call: dict[str, Any] = {
         "shapes": [(64,)] * len(source.outputs),
-        "dtypes": [metal._mlx_dtypes()[output.dtype] for output in source.outputs],
+        "dtypes": [mlx_dtypes()[output.dtype] for output in source.outputs],
         "grid": (2, 3, 5),
         "init": [-1] * len(source.outputs),
     }
@@ -93,8 +94,8 @@ def test_every_dtype_has_its_metal_type(dtype: dtypes.DType) -> None:
         SOURCE, inputs=(Argument("x", "X", dtype),), outputs=(Argument("y", "Y", dtype),)
     )
     names = {dtypes.f32: "float", dtypes.bool_: "bool"}
-    kind = names.get(dtype, f"{metal._mlx_dtypes()[dtype]}_t".rpartition(".")[2])
-    captured = record(source, mx.zeros((64,), metal._mlx_dtypes()[dtype]))
+    kind = names.get(dtype, f"{mlx_dtypes()[dtype]}_t".rpartition(".")[2])
+    captured = record(source, mx.zeros((64,), mlx_dtypes()[dtype]))
     assert parameters(captured.text)[:2] == [
         f"const device {kind}* x [[buffer(0)]]",
         f"device {kind}* y [[buffer(1)]]",

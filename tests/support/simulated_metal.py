@@ -38,11 +38,14 @@ def to_mlx(data: Array, dtype: mx.Dtype) -> mx.array:
     return made.view(dtype) if dtype == mx.bfloat16 else made
 
 
+# By text. Kernels keep their texts, so a device of a later part of a test file meets them again.
+_PROGRAMS: dict[str, Func] = {}
+
+
 class Device:
     """Stands for Metal. `sources` are the registered kernels, `launches` counts."""
 
     def __init__(self) -> None:
-        self.programs: dict[str, Func] = {}
         self.sources: list[KernelSource] = []
         self.calls: list[dict[str, Any]] = []
         self._kernels: dict[KernelSource, metal.MetalKernel] = {}
@@ -55,7 +58,7 @@ class Device:
         @wraps(emit)
         def emit_and_remember(func: Func, ctx: Context) -> KernelSource:
             made = emit(func, ctx)
-            self.programs[made.body] = func
+            _PROGRAMS[made.body] = func
             return made
 
         return emit_and_remember
@@ -73,7 +76,7 @@ class Device:
 
     def _launch(self, source: KernelSource, **call: Any) -> list[mx.array]:
         self.calls.append(call)
-        func = self.programs[source.body]
+        func = _PROGRAMS[source.body]
         scalars: dict[str, Any] = {}
         arrays: dict[str, Array] = {}
         for argument, given in zip(source.inputs, call["inputs"], strict=True):

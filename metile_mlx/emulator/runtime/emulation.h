@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,6 +18,7 @@
 #include "mlx/ops.h"
 #include "mlx/primitives.h"
 #include "mlx/utils.h"
+#include "orders.h"
 #include "strided_copy.h"
 
 namespace metile_emulator {
@@ -155,7 +157,7 @@ struct Run {
     metile_launch launch = run(0, findings);
     findings.resize(launch.finding_count);
     if (schedules > 1) {
-      compare(schedules, findings);
+      compare(schedules, launch.float_reductions != 0, findings);
     }
     for (auto& each : findings) {
       Dl_info info{};
@@ -210,8 +212,9 @@ struct Run {
     return launch;
   }
 
-  // Other orders of threads must give the same bits, where no sum of floats depends on the order.
-  void compare(uint32_t schedules, std::vector<metile_finding>& findings) {
+  // Other orders of threads must give the same bits; where floats are reduced, nearly the same
+  // floats, and integers may follow from them.
+  void compare(uint32_t schedules, bool has_reductions, std::vector<metile_finding>& findings) {
     std::vector<std::vector<char>> first;
     for (const auto& buffer : buffers) {
       const char* data = static_cast<const char*>(buffer.data);
@@ -225,8 +228,19 @@ struct Run {
       for (const auto& each : more) {
         add(findings, each);
       }
-      for (size_t i = 0; i < buffers.size() && !launch.float_reductions; ++i) {
-        compare(buffers[i], first[i], schedule, findings);
+      has_reductions |= launch.float_reductions != 0;
+      size_t output = 0;
+      for (size_t i = 0; i < buffers.size(); ++i) {
+        if (buffers[i].role != METILE_OUTPUT) {
+          continue;
+        }
+        const auto& dtype = dtypes[output++];
+        const char* data = static_cast<const char*>(buffers[i].data);
+        const size_t at = has_reductions ? far_from(data, first[i], dtype)
+                                         : differs_from(data, first[i]);
+        if (at < first[i].size()) {
+          add(findings, schedule_finding(buffers[i], at, schedule));
+        }
       }
     }
     for (size_t i = 0; i < buffers.size(); ++i) {
@@ -234,14 +248,8 @@ struct Run {
     }
   }
 
-  static void compare(
-      const metile_buffer& buffer, const std::vector<char>& first, uint32_t schedule,
-      std::vector<metile_finding>& findings) {
-    const char* data = static_cast<const char*>(buffer.data);
-    const size_t at = size_t(std::mismatch(first.begin(), first.end(), data).first - first.begin());
-    if (at == first.size()) {
-      return;
-    }
+  static metile_finding schedule_finding(
+      const metile_buffer& buffer, size_t at, uint32_t schedule) {
     metile_finding finding{};
     finding.fault = METILE_SCHEDULE;
     finding.access = finding.other_access = METILE_NO_ACCESS;
@@ -252,7 +260,7 @@ struct Run {
     finding.count = 1;
     std::strncpy(finding.array, buffer.name, sizeof finding.array - 1);
     std::snprintf(finding.detail, sizeof finding.detail, "order %u of the threads", schedule);
-    add(findings, finding);
+    return finding;
   }
 
   static void add(std::vector<metile_finding>& all, const metile_finding& one) {

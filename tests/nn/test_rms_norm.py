@@ -1,0 +1,270 @@
+"""`metile.rms_norm`: MLX's rounding, gradients and transforms, by kernels (SPEC B2, X7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import metile_mlx as metile
+from metile_mlx.nn.layouts import CPU_VALUES, gradient_rows, row_layout
+from metile_mlx.runtime.export import primitives
+from tests.support.public import bits, same_bits
+from tests.support.rounding import exact, rounded, ulps
+
+EPS = 1e-5
+DTYPES = (mx.float16, mx.bfloat16, mx.float32)
+BACKENDS = ("cpu", "reference", "emulator")
+Norm = Callable[..., mx.array]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("METILE_BACKEND", request.param)
+    return str(request.param)
+
+
+@pytest.fixture(params=("cpu", "reference"))
+def batchable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Backends whose kernels MLX itself can batch."""
+    monkeypatch.setenv("METILE_BACKEND", request.param)
+    return str(request.param)
+
+
+def normal(shape: tuple[int, ...], dtype: mx.Dtype = mx.float32, seed: int = 0) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
+
+
+def whole(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """Small integers: the sum of their squares is exact in f32 in any order."""
+    return mx.random.randint(-8, 9, shape, key=mx.random.key(1)).astype(dtype)
+
+
+def close(a: mx.array, b: mx.array, rtol: float = 1e-5) -> None:
+    """F28: to `rtol` of the largest element."""
+    assert a.shape == b.shape
+    assert a.dtype == b.dtype
+    wide, other = exact(a), exact(b)
+    assert np.abs(wide - other).max(initial=0) <= rtol * np.abs(other).max(initial=1e-30)
+
+
+# Values
+
+
+@pytest.mark.parametrize("width", [1, 31, 256, 1009, 4096])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_f66_bit_equal_to_mlx_given_the_same_mean_square(width: int, dtype: mx.Dtype) -> None:
+    """Statistics in f32, the normalised value rounded, the weight multiplied in the dtype."""
+    x, w = whole((5, width), dtype), normal((width,), dtype)
+    assert same_bits(metile.rms_norm(x, w, EPS), mx.fast.rms_norm(x, w, EPS))
+    assert same_bits(metile.rms_norm(x, None, EPS), mx.fast.rms_norm(x, None, EPS))
+
+
+@pytest.mark.parametrize("width", [256, 1009, 4096, 8192])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_f66_near_mlxs_own(width: int, dtype: mx.Dtype) -> None:
+    """The two add up in another order. Where that moves a normalised value to the next number of
+    the dtype, the product with the weight moves by one or two of its own."""
+    x, w = normal((16, width), dtype), normal((width,), dtype, seed=3)
+    for weight, most in ((None, 1), (w, 2)):
+        ours, theirs = metile.rms_norm(x, weight, EPS), mx.fast.rms_norm(x, weight, EPS)
+        if dtype == mx.float32:
+            close(ours, theirs, 1e-6)
+            continue
+        distance = ulps(ours, exact(theirs))
+        differing, doubly = int((distance > 0).sum()), int((distance > 1).sum())
+        assert distance.max() <= most
+        assert differing <= x.size // 250, f"{differing} of {x.size} elements differ"
+        assert doubly <= x.size // 1000, f"{doubly} of {x.size} elements differ by 2"
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_f66_the_other_order_only_when_asked_for(dtype: mx.Dtype) -> None:
+    x, w = normal((64, 16), dtype), normal((16,), dtype, seed=3)
+    scale = 1 / np.sqrt((exact(x) ** 2).mean(axis=1, keepdims=True) + EPS)
+    once = rounded(exact(x) * scale * exact(w), dtype)
+    twice = rounded(rounded(exact(x) * scale, dtype) * exact(w), dtype)
+    assert (once != twice).mean() > 0.05
+    assert (exact(metile.rms_norm(x, w, EPS)) == twice).mean() > 0.99
+    assert (exact(metile.rms_norm(x, w, EPS, rounding="f32")) == once).mean() > 0.99
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_leading_shape_on_every_backend(backend: str, dtype: mx.Dtype) -> None:
+    w = normal((48,), dtype)
+    for shape in ((48,), (1, 48), (2, 3, 48), (2, 1, 2, 48)):
+        x = normal(shape, dtype)
+        y = metile.rms_norm(x, w, EPS)
+        assert y.shape == x.shape
+        assert ulps(y, exact(mx.fast.rms_norm(x, w, EPS))).max() <= (4 if dtype.size == 4 else 1)
+
+
+def test_x8_views_and_empty_arrays() -> None:
+    x, w = normal((40, 6, 64)), normal((64,))
+    for view in (x.transpose(1, 0, 2), x[::2], x[:, :, ::2], mx.broadcast_to(x[:1], x.shape)):
+        v = w[: view.shape[-1]]
+        close(metile.rms_norm(view, v, EPS), mx.fast.rms_norm(view, v, EPS), 1e-6)
+    for shape in ((0, 64), (3, 0, 64), (2, 0)):
+        y = metile.rms_norm(mx.zeros(shape), mx.zeros(shape[-1:]), EPS)
+        assert (y.shape, y.dtype) == (shape, mx.float32)
+
+
+@pytest.mark.parametrize("x_dtype", [*DTYPES, mx.int32])
+@pytest.mark.parametrize("w_dtype", [*DTYPES, mx.int32])
+def test_dtypes_meet_as_in_mlx(x_dtype: mx.Dtype, w_dtype: mx.Dtype) -> None:
+    x, w = whole((3, 64), x_dtype), whole((64,), w_dtype)
+    if x_dtype == w_dtype == mx.int32:
+        with pytest.raises(metile.LaunchError, match="would be int32"):
+            metile.rms_norm(x, w, EPS)
+        return
+    assert same_bits(metile.rms_norm(x, w, EPS), mx.fast.rms_norm(x, w, EPS))
+
+
+def test_bad_arguments_are_named() -> None:
+    x, w = normal((4, 32)), normal((32,))
+    for bad, part in (
+        (lambda: metile.rms_norm(mx.array(1.0), w, EPS), "no axis"),
+        (lambda: metile.rms_norm(x, w[:-1], EPS), r"weight has shape \(31,\); expected \(32,\)"),
+        (lambda: metile.rms_norm(x, w[None], EPS), r"weight has shape \(1, 32\)"),
+        (lambda: metile.rms_norm(x.astype(mx.int32), None, EPS), "would be int32"),
+        (lambda: metile.rms_norm(x.astype(mx.float64), None, EPS), "would be float64"),
+        (lambda: metile.rms_norm(x, w, EPS, rounding="half"), "rounding is 'half'"),
+    ):
+        with pytest.raises(metile.LaunchError, match=part):
+            bad()
+
+
+def test_a_row_too_wide_for_registers_is_refused() -> None:
+    """No silent fallback."""
+    x = mx.zeros((1, 32769))
+    with pytest.raises(metile.UnsupportedError, match="32768 elements at most") as caught:
+        metile.rms_norm(x, None, EPS)
+    assert "mx.fast.rms_norm" in str(caught.value)
+    assert metile.rms_norm(mx.ones((1, 32768)), None, EPS).shape == (1, 32768)
+
+
+# Gradients
+
+
+def weighted(norm: Norm, c: mx.array) -> Callable[..., mx.array]:
+    return lambda x, *w: (norm(x, *(w or (None,)), EPS).astype(mx.float32) * c).sum()
+
+
+@pytest.mark.parametrize("shape", [(5, 31), (2, 3, 1009), (1024, 64)])
+def test_f28_gradients_equal_mlxs(shape: tuple[int, ...]) -> None:
+    x, w, c = normal(shape), normal(shape[-1:], seed=1), normal(shape, seed=2)
+    ours, theirs = weighted(metile.rms_norm, c), weighted(mx.fast.rms_norm, c)
+    for argnums in (0, 1):
+        close(mx.grad(ours, argnums)(x, w), mx.grad(theirs, argnums)(x, w))
+    for a, b in zip(mx.grad(ours, (0, 1))(x, w), mx.grad(theirs, (0, 1))(x, w), strict=True):
+        close(a, b)
+    close(mx.grad(ours)(x), mx.grad(theirs)(x))
+
+
+def test_f28_gradients_on_every_backend_and_compiled(backend: str) -> None:
+    x, w, c = normal((3, 40)), normal((40,), seed=1), normal((3, 40), seed=2)
+    expected = mx.grad(weighted(mx.fast.rms_norm, c), (0, 1))(x, w)
+    compiled = mx.compile(mx.grad(weighted(metile.rms_norm, c), (0, 1)))
+    for made in (mx.grad(weighted(metile.rms_norm, c), (0, 1))(x, w), compiled(x, w)):
+        for a, b in zip(made, expected, strict=True):
+            close(a, b)
+    # The second call of a compiled function takes another way.
+    for a, b in zip(compiled(x, w), expected, strict=True):
+        close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_gradients_have_the_dtypes_of_the_arguments(dtype: mx.Dtype) -> None:
+    x, w, c = normal((6, 256), dtype), normal((256,), seed=1), normal((6, 256), seed=2)
+    made = mx.grad(weighted(metile.rms_norm, c), (0, 1))(x, w)
+    wide = mx.grad(weighted(mx.fast.rms_norm, c), (0, 1))(x.astype(mx.float32), w)
+    assert [g.dtype for g in made] == [dtype, mx.float32]
+    for a, b in zip(made, wide, strict=True):
+        assert np.abs(exact(a) - exact(b)).max() <= 1e-2 * np.abs(exact(b)).max()
+
+
+def test_second_derivatives_and_jvp(batchable: str) -> None:
+    """X7: of the gradient kernels through the reference."""
+    x, w, c = normal((4, 32)), normal((32,), seed=1), normal((4, 32), seed=2)
+
+    def twice(norm: Norm) -> Callable[..., mx.array]:
+        return lambda x, w: (mx.grad(weighted(norm, c))(x, w) ** 2).sum()
+
+    ours, theirs = (mx.grad(twice(n), (0, 1))(x, w) for n in (metile.rms_norm, mx.fast.rms_norm))
+    for a, b in zip(ours, theirs, strict=True):
+        close(a, b)
+    pushed = [
+        mx.jvp(lambda x, w, n=n: n(x, w, EPS), [x, w], [c, w])[1][0]
+        for n in (metile.rms_norm, mx.fast.rms_norm)
+    ]
+    close(*pushed)
+
+
+AXES = ((0, None), (None, 0), (0, 0))
+
+
+@pytest.mark.parametrize("axes", AXES)
+def test_x7_vmap_and_gradients_under_it(batchable: str, axes: tuple[int | None, ...]) -> None:
+    x = normal((3, 4, 40) if axes[0] == 0 else (4, 40))
+    w = normal((3, 40) if axes[1] == 0 else (40,), seed=1)
+
+    def gradients(norm: Norm) -> Callable[..., Any]:
+        return mx.grad(lambda x, w: mx.sum(norm(x, w, EPS) ** 2 * x), (0, 1))
+
+    expected = mx.vmap(lambda x, w: mx.fast.rms_norm(x, w, EPS), in_axes=axes)(x, w)
+    slopes = mx.vmap(gradients(mx.fast.rms_norm), in_axes=axes)(x, w)
+    for vmap in (mx.vmap, metile.vmap):
+        close(vmap(lambda x, w: metile.rms_norm(x, w, EPS), in_axes=axes)(x, w), expected)
+        for a, b in zip(vmap(gradients(metile.rms_norm), in_axes=axes)(x, w), slopes, strict=True):
+            close(a, b)
+
+
+def test_x7_metile_vmap_where_mlx_cant(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = normal((3, 2, 40)), normal((40,))
+    monkeypatch.setenv("METILE_BACKEND", "emulator")
+    made = metile.vmap(lambda x: metile.rms_norm(x, w, EPS))(x)
+    close(made, mx.fast.rms_norm(x, w, EPS))
+
+
+def test_x2_an_export_holds_kernels_and_nothing_to_take_their_place() -> None:
+    x, w = normal((4, 64), mx.float16), normal((64,), mx.float16)
+    names = primitives(lambda x, w: metile.rms_norm(x, w, EPS), x, w)
+    assert "CustomKernel" in names
+    assert {"CustomTransforms", "Rsqrt", "RMSNorm", "Square"}.isdisjoint(names)
+
+
+def test_streams() -> None:
+    stream = mx.new_stream(mx.cpu)
+    x, w = normal((4, 64)), normal((64,))
+    y = metile.rms_norm(x, w, EPS, stream=stream)
+    gradient = mx.grad(lambda x: metile.rms_norm(x, w, EPS, stream=stream).sum())(x)
+    close(y, mx.fast.rms_norm(x, w, EPS), 1e-6)
+    close(gradient, mx.grad(lambda x: mx.fast.rms_norm(x, w, EPS).sum())(x), 1e-4)
+
+
+# Layouts
+
+
+@pytest.mark.parametrize("dtype", list(CPU_VALUES))
+def test_b1_every_block_has_a_legal_layout_on_the_cpu_and_none_elsewhere(dtype: Any) -> None:
+    for bit in range(5, 16):
+        held = row_layout("cpu", dtype, 1 << bit)
+        assert held is not None
+        assert held.size == 1 << bit
+        assert held == metile.ThreadLayout.identity(1 << bit, held.elements_per_thread)
+        for other in ("metal", "cuda", "emulator", "reference"):
+            assert row_layout(other, dtype, 1 << bit) is None
+
+
+def test_gradient_rows_divide_the_rows() -> None:
+    assert [gradient_rows(rows) for rows in (1, 7, 64, 1024, 1025, 4096)] == [1, 1, 1, 4, 1, 4]
+
+
+def test_f51_two_runs_are_bit_equal() -> None:
+    x, w, c = normal((1024, 48)), normal((48,)), normal((1024, 48), seed=2)
+    runs = [mx.grad(weighted(metile.rms_norm, c), (0, 1))(x, w) for _ in range(2)]
+    for a, b in zip(*runs, strict=True):
+        assert np.array_equal(bits(a), bits(b))
