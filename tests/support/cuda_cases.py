@@ -29,8 +29,9 @@ from tests.end_to_end import test_sums as sums
 from tests.support import emulated, grouped, simulate
 from tests.support.arithmetic import NUMPY, Array, literal
 from tests.support.public import DTYPES
-from tests.support.random_tiles import PROGRAMS, random_tiles
+from tests.support.random_tiles import PROGRAMS, programs
 from tests.support.simulated_metal import to_numpy
+from tests.support.together import examples
 
 
 @dataclass(frozen=True)
@@ -144,16 +145,14 @@ def converted(count: int = 11) -> Iterator[Case]:
 
 def random_programs(count: int = 50) -> Iterator[Case]:
     """Random programs over register tiles, exact in any order of additions."""
-    for seed in range(count):
-        made = random_tiles(seed)
-        assert made.func is not None
+    for number, made in enumerate(examples(programs(), count)):
         arrays = dict(made.arrays)
         for name, (shape, dtype) in made.outputs.items():
             arrays[name] = np.zeros(shape, NUMPY[dtype])
-        bits = 32 if seed % 2 else 64
         yield of_func(
-            "random tiles", f"seed {seed}", made.func, arrays, (PROGRAMS, 1, 1), index_bits=bits
-        )
+            "random tiles", f"number {number}", made.func, arrays, (PROGRAMS, 1, 1),
+            index_bits=made.index_bits,
+        )  # fmt: skip
 
 
 def rows() -> Iterator[Case]:

@@ -222,16 +222,11 @@ def data(only_moves: bool, shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -
 def examine(launch: Launch, text: str) -> list[str]:
     """What is wrong with a launch: the faults, then the text with line numbers."""
     request = launch.request
-    arrays = list(launch.arrays.values())
-    expected = reference_launch(request)(arrays)
-    emulator.take()
+    expected = reference_launch(request)(list(launch.arrays.values()))
     try:
-        with emulator.options(checked=True, schedules=SCHEDULES):
-            made = BACKENDS["emulator"].bind(request)(arrays)
-            mx.eval(*made)
+        made, wrong = run_checked(launch)
     except CompileError as error:
         return [f"{error}\n{build.numbered(text)}"]
-    report = emulator.take()
     judge = testing._Judge(
         request, launch.arrays, launch.schedule, None, _absolute(request, expected)
     )
@@ -239,11 +234,26 @@ def examine(launch: Launch, text: str) -> list[str]:
         judge.compare("emulator", position, made[position], expected[position])
         for position in range(len(expected))
     ]
-    wrong = [str(each) for each in compared if each.difference]
-    wrong += [str(each) for each in report.findings]
+    wrong = [*(str(each) for each in compared if each.difference), *wrong]
+    return ["\n".join([*wrong, build.numbered(text)])] if wrong else []
+
+
+def run_checked(launch: Launch) -> tuple[Sequence[mx.array], list[str]]:
+    """What a launch writes in the emulator, and what the checker found.
+
+    Raises:
+        CompileError: its text is refused.
+    """
+    request = launch.request
+    emulator.take()
+    with emulator.options(checked=True, schedules=SCHEDULES):
+        made = BACKENDS["emulator"].bind(request)(list(launch.arrays.values()))
+        mx.eval(*made)
+    report = emulator.take()
+    wrong = [str(each) for each in report.findings]
     if report.launches != 1 and not any(0 in out.shape for out in request.outputs):
         wrong.append(f"{report.launches} launches ran, expected 1")
-    return ["\n".join([*wrong, build.numbered(text)])] if wrong else []
+    return made, wrong
 
 
 def _absolute(request: Request, expected: Sequence[mx.array]) -> float | None:

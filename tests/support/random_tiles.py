@@ -7,18 +7,24 @@ comparisons need no tolerance.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from random import Random
+from typing import Any, TypeVar
 
 import numpy as np
+from hypothesis import strategies as st
 
 from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32
 from metile_mlx.ir import tile
 from metile_mlx.ir.arith import BinaryKind, CombineKind, CompareKind, UnaryKind
 from metile_mlx.ir.core import Func, Value
+from metile_mlx.ir.printer import print_func
+from metile_mlx.ir.types import TileType
 from metile_mlx.layout.thread_layout import ThreadLayout
 from tests.support.arithmetic import Array, to_bf16
 from tests.support.tile_program import TileProgram
+
+T = TypeVar("T")
 
 PROGRAMS = 3
 BITS = 24
@@ -38,90 +44,122 @@ class Held:
     bound: int
     unit: int
 
-    @property
-    def is_tile(self) -> bool:
-        return hasattr(self.value.type, "shape")
+
+def tiles_of(pool: Sequence[T]) -> list[T]:
+    """Those that are tiles, of values that know bounds."""
+    return [held for held in pool if isinstance(held.value.type, TileType)]  # type: ignore[attr-defined]
 
 
-@dataclass
+@dataclass(repr=False)
 class RandomTiles:
     """One program, its arrays, and what it writes.
 
     Attributes:
+        layout: of all its tiles.
+        extent: of the rows it reads.
+        index_bits: to compile it with.
         func: the kernel at Stage.TILE.
+        seed: of the contents of its inputs.
         arrays: contents of its inputs; bf16 as bits.
         outputs: shape and dtype of what it writes.
+        masked: the outputs that keep elements nobody stores.
+        errors: how far a run may be from the real result, for outputs that are not exact.
     """
 
-    rng: Random
+    draw: st.DrawFn
     layout: ThreadLayout
     extent: int
+    index_bits: int
     p: TileProgram = field(default_factory=TileProgram)
     floats: list[Held] = field(default_factory=list)
     integers: list[Value] = field(default_factory=list)
     masks: list[Value] = field(default_factory=list)
     arrays: dict[str, Array] = field(default_factory=dict)
     outputs: dict[str, tuple[tuple[int, ...], DType]] = field(default_factory=dict)
+    masked: set[str] = field(default_factory=set)
+    errors: dict[str, float] = field(default_factory=dict)
     sums: int = 0
-    func: Func | None = None
+
+    def __post_init__(self) -> None:
+        self.begin()
+        for _ in range(self.draw(st.integers(2, 10))):
+            self.one(self.steps())()
+        for k in range(self.draw(st.integers(1, 2))):
+            self.store(f"out{k}")
+        self.func: Func = self.p.func()
+
+    def __repr__(self) -> str:
+        """All there is to it: equal texts are equal cases."""
+        return (
+            f"rows of {self.extent} from default_rng({self.seed}), {self.index_bits}-bit indices\n"
+            f"{print_func(self.func)}"
+        )
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Hypothesis would print the fields."""
+        printer.text(repr(self))
 
     @property
     def size(self) -> int:
         return self.layout.size
 
-    def build(self) -> None:
-        """Loads, steps, stores."""
-        p, rng = self.p, self.rng
+    def one(self, choices: Sequence[T]) -> T:
+        return self.draw(st.sampled_from(choices))
+
+    def often(self, times: int, of: int) -> bool:
+        """True `times` times of `of`; shrinks to False."""
+        return self.draw(st.integers(1, of)) > of - times
+
+    def begin(self) -> None:
+        """Owners, a mask, and the two arrays."""
+        p = self.p
         self.row = p.program_id()
         rows = p.add(tile.NumPrograms(0), "rows")
         self.lanes = p.lanes(self.size, layout=self.layout)
-        p.lanes_name = "lanes"  # type: ignore[attr-defined]
         self.integers += [self.lanes, p.op(BinaryKind.ADD, self.lanes, self.row)]
-        self.masks.append(p.compare(CompareKind.LT, self.lanes, rng.randrange(self.size)))
+        self.masks.append(
+            p.compare(CompareKind.LT, self.lanes, self.draw(st.integers(0, self.size - 1)))
+        )
         self.views = {
             name: (p.tensor(name, (rows, self.extent), "read", dtype=dtype), dtype)
-            for name, dtype in (("x", f32), ("h", rng.choice((f16, bf16))))
+            for name, dtype in (("x", f32), ("h", self.one((f16, bf16))))
         }
-        numbers = np.random.default_rng(rng.getrandbits(32))
+        self.seed = self.draw(st.integers(0, 1000))
+        numbers = np.random.default_rng(self.seed)
         for name, (_, dtype) in self.views.items():
             small = numbers.integers(-8, 9, (PROGRAMS, self.extent)).astype(np.float32)
             self.arrays[name] = {f16: small.astype(np.float16), bf16: to_bf16(small)}.get(
                 dtype, small
             )
         self.load()
-        for _ in range(rng.randrange(2, 9)):
-            rng.choice(
-                (self.load, self.arithmetic, self.arithmetic, self.compare, self.select, self.sum,
-                 self.sum, self.narrow, self.integer, self.logic)
-            )()  # fmt: skip
-        for k in range(rng.randrange(1, 3)):
-            self.store(f"out{k}")
-        self.func = p.func()
+
+    def steps(self) -> tuple[Callable[[], None], ...]:
+        return (
+            self.load, self.arithmetic, self.arithmetic, self.fma, self.compare, self.select,
+            self.sum, self.sum, self.narrow, self.integer, self.logic,
+        )  # fmt: skip
 
     def tile_float(self) -> Held:
-        return self.rng.choice([held for held in self.floats if held.is_tile])
+        return self.one(tiles_of(self.floats))
 
-    def keep(self, value: Value, bound: int, unit: int) -> None:
-        while bound > 1 << BITS - 2 and value.type.dtype == f32:  # type: ignore[union-attr]
-            # Too many bits for the next operation: forget the value instead.
-            return
-        self.floats.append(Held(value, bound, unit))
+    def constant(self, value: float) -> Value:
+        return self.p.number(value, f32)
 
     def load(self) -> None:
-        rng, p = self.rng, self.p
-        view, dtype = self.views[rng.choice(("x", "h"))]
+        p = self.p
+        view, dtype = self.views[self.one(("x", "h"))]
         at = self.lanes
-        if rng.random() < 0.4:
-            at = p.op(BinaryKind.ADD, at, rng.randrange(-40, 41))
-        mask = rng.choice((None, None, *self.masks))
-        fill = rng.choice((None, 1.0, -3.0))
+        if self.often(2, of=5):
+            at = p.op(BinaryKind.ADD, at, self.draw(st.integers(-40, 40)))
+        mask = self.one((None, None, *self.masks))
+        fill = self.one((None, 1.0, -3.0))
         filling = None if fill is None else p.number(fill, dtype)
         value = p.load(view, self.row, at, mask=mask, fill=filling)
         self.floats.append(Held(value if dtype == f32 else p.add(tile.Cast(value, f32)), 8, 0))
 
     def arithmetic(self) -> None:
-        a, b = self.rng.choice(self.floats), self.tile_float()
-        kind = self.rng.choice(FLOAT)
+        a, b = self.one(self.floats), self.tile_float()
+        kind = self.one(FLOAT)
         unit = a.unit + b.unit if kind is BinaryKind.MUL else min(a.unit, b.unit)
         if kind is BinaryKind.MUL:
             bound = a.bound * b.bound
@@ -130,41 +168,47 @@ class RandomTiles:
         if bound < 1 << BITS - 2 and unit > -60:
             self.floats.append(Held(self.p.op(kind, a.value, b.value), bound, unit))
 
+    def fma(self) -> None:
+        a, b, c = self.one(self.floats), self.tile_float(), self.one(self.floats)
+        unit = min(a.unit + b.unit, c.unit)
+        bound = (a.bound * b.bound << a.unit + b.unit - unit) + (c.bound << c.unit - unit)
+        if bound < 1 << BITS - 2 and unit > -60:
+            self.floats.append(Held(self.p.add(tile.Fma(a.value, b.value, c.value)), bound, unit))
+
     def compare(self) -> None:
-        kind = self.rng.choice(list(CompareKind))
-        a, b = self.rng.choice(self.floats), self.tile_float()
+        kind = self.one(list(CompareKind))
+        a, b = self.one(self.floats), self.tile_float()
         self.masks.append(self.p.compare(kind, a.value, b.value))
 
     def logic(self) -> None:
-        a = self.rng.choice(self.masks)
-        kind = self.rng.choice((BinaryKind.AND, BinaryKind.OR, BinaryKind.XOR))
-        self.masks.append(self.p.op(kind, a, self.rng.choice(self.masks)))
+        kind = self.one((BinaryKind.AND, BinaryKind.OR, BinaryKind.XOR))
+        self.masks.append(self.p.op(kind, self.one(self.masks), self.one(self.masks)))
 
     def select(self) -> None:
-        a, b = self.rng.choice(self.floats), self.tile_float()
+        a, b = self.one(self.floats), self.tile_float()
         unit = min(a.unit, b.unit)
         bound = max(a.bound << a.unit - unit, b.bound << b.unit - unit)
         if bound < 1 << BITS - 2:
-            chosen = self.p.add(tile.Select(self.rng.choice(self.masks), a.value, b.value))
+            chosen = self.p.add(tile.Select(self.one(self.masks), a.value, b.value))
             self.floats.append(Held(chosen, bound, unit))
 
     def integer(self) -> None:
-        kind = self.rng.choice(INTEGER)
-        rhs = self.rng.choice((self.rng.choice(self.integers), 3, 8, -2, 31))
-        value = self.p.op(kind, self.rng.choice(self.integers), rhs)
+        kind = self.one(INTEGER)
+        rhs = self.one((3, 8, -2, 31, *self.integers[-4:]))
+        value = self.p.op(kind, self.one(self.integers), rhs)
         self.integers.append(value)
         low = self.p.op(BinaryKind.AND, value, 15)
         self.floats.append(Held(self.p.add(tile.Cast(low, f32)), 15, 0))
-        self.masks.append(self.p.compare(CompareKind.LT, value, self.rng.choice((0, 5, 100))))
+        self.masks.append(self.p.compare(CompareKind.LT, value, self.one((0, 5, 100))))
 
     def narrow(self) -> None:
         """Through a smaller float, where the rounding is the same everywhere."""
         held = self.tile_float()
-        dtype = self.rng.choice((f16, bf16))
+        dtype = self.one((f16, bf16))
         if held.bound << max(held.unit, 0) < 30_000 and held.unit >= -14:
             small = self.p.add(tile.Cast(held.value, dtype))
-            doubled = self.p.unary(UnaryKind.NEG, small)
-            wide = self.p.add(tile.Cast(doubled, f32))
+            negative = self.p.unary(UnaryKind.NEG, small)
+            wide = self.p.add(tile.Cast(negative, f32))
             # Rounding up may pass the bound by half a unit of the last place.
             self.floats.append(Held(wide, held.bound + (held.bound >> SMALL[dtype]) + 1, held.unit))
 
@@ -172,47 +216,57 @@ class RandomTiles:
         held = self.tile_float()
         if held.bound * self.size >= 1 << BITS:
             return
-        self.sums += 1
-        total = self.p.add(tile.Reduce(CombineKind.SUM, held.value), f"total{self.sums}")
+        total = self.total(held.value)
         # Scaled back to few bits: floor(total / 2**k).
         shift = (held.bound * self.size).bit_length() - 4
-        scaled = self.p.op(BinaryKind.MUL, total, self.p.number(2.0 ** -(shift + held.unit), f32))
+        scaled = self.p.op(BinaryKind.MUL, total, self.constant(2.0 ** -(shift + held.unit)))
         self.floats.append(Held(self.p.unary(UnaryKind.FLOOR, scaled), 17, 0))
 
+    def total(self, value: Value) -> Value:
+        self.sums += 1
+        return self.p.add(tile.Reduce(CombineKind.SUM, value), f"total{self.sums}")
+
     def store(self, name: str) -> None:
-        p, rng = self.p, self.rng
-        dtype = rng.choice((f32, f32, f16, bf16, bool_, i32))
+        dtype = self.one((f32, f32, f16, bf16, bool_, i32))
         if dtype == bool_:
-            value = rng.choice(self.masks)
+            value = self.one(self.masks)
         elif dtype == i32:
-            value = rng.choice(self.integers)
+            value = self.one(self.integers)
         else:
             held = self.tile_float()
             exact = held.bound << max(held.unit, 0) < 30_000
             dtype = dtype if exact else f32
-            value = held.value if dtype == f32 else p.add(tile.Cast(held.value, dtype))
-        width = rng.choice((self.extent, self.size))
-        out = p.tensor(name, (PROGRAMS, width), "write", dtype=dtype)
-        p.store(out, self.row, self.lanes, value=value)
+            value = held.value if dtype == f32 else self.p.add(tile.Cast(held.value, dtype))
+        self.write(name, dtype, value)
+
+    def write(self, name: str, dtype: DType, value: Value) -> None:
+        """Every element of the output is some lane's; a mask may leave some out."""
+        width = self.one((self.extent, self.size))
+        mask = self.one((None, None, None, *self.masks[-2:]))
+        out = self.p.tensor(name, (PROGRAMS, width), "write", dtype=dtype)
+        self.p.store(out, self.row, self.lanes, value=value, mask=mask)
         self.outputs[name] = ((PROGRAMS, width), dtype)
+        if mask is not None:
+            self.masked.add(name)
 
 
-def random_layout(rng: Random) -> ThreadLayout:
+@st.composite
+def layouts(draw: st.DrawFn) -> ThreadLayout:
     """Any permutation and XOR constant; mostly few registers, sometimes the largest tiles."""
-    registers = rng.choice((1, 1, 2, 2, 2, 4, 4, 4, 4, 8, 8, 16, 32))
-    threads = rng.choice((32, 32, 64, 64, 128, 256))
-    if rng.random() < 0.02:
+    registers = draw(st.sampled_from((1, 2, 4, 8, 16, 32, 1, 2, 2, 4, 4, 4, 8)))
+    threads = draw(st.sampled_from((32, 64, 128, 256, 32, 64)))
+    if draw(st.integers(1, 50)) == 50:
         threads = 1024
     bits = (registers * threads).bit_length() - 1
-    order = list(range(bits)) if rng.random() < 0.3 else rng.sample(range(bits), bits)
-    return ThreadLayout(order, rng.choice((0, rng.randrange(1 << bits))), registers)
+    orders = st.one_of(st.just(list(range(bits))), *[st.permutations(range(bits))] * 2)
+    xor_masks = st.one_of(st.just(0), st.integers(0, (1 << bits) - 1))
+    return ThreadLayout(draw(orders), draw(xor_masks), registers)
 
 
-def random_tiles(seed: int) -> RandomTiles:
-    """The program of a seed."""
-    rng = Random(seed)
-    layout = random_layout(rng)
-    extent = rng.choice((layout.size, layout.size - 1, 1, rng.randrange(1, layout.size + 1)))
-    made = RandomTiles(rng, layout, extent)
-    made.build()
-    return made
+@st.composite
+def programs(draw: st.DrawFn, kind: Callable[..., RandomTiles] = RandomTiles) -> RandomTiles:
+    """Programs of a kind."""
+    layout = draw(layouts())
+    extents = st.sampled_from((1, layout.size, layout.size - 1))
+    extent = draw(st.one_of(extents, st.integers(1, layout.size)))
+    return kind(draw, layout, extent, draw(st.sampled_from((32, 64))))
