@@ -35,6 +35,9 @@ class EmulatorBackend(MetalBackend):
     def available(self) -> str | None:
         return f"mlx is not installed: {MLX_MISSING}" if MLX_MISSING else toolchain.available()
 
+    def check_stream(self, request: Request) -> None:
+        """Any will do: a launch runs on the CPU wherever it was meant for."""
+
     def register(self, request: Request) -> metal.MetalKernel:
         """No pipeline limits it."""
         source = registered_source(request)

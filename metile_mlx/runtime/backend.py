@@ -113,6 +113,25 @@ def _device_type(place: object) -> object:
     return kind
 
 
+def require_gpu(label: str, request: Request) -> None:
+    """Refuse a CPU stream for a backend whose kernels only a GPU runs.
+
+    Args:
+        label: the backend's name.
+
+    Raises:
+        LaunchError: the request's stream is a CPU's; MLX would raise a ValueError that names no
+            kernel.
+    """
+    place = request.stream
+    if place is not None and _device_type(place) != mx.DeviceType.gpu:
+        raise LaunchError(
+            f"[{label}] kernel {request.func.name}: stream is {place!r}; the {label} backend takes "
+            "streams and devices of the GPU",
+            hint="leave stream= out, pass mx.gpu or mx.new_stream(mx.gpu), or use backend='cpu'",
+        )
+
+
 def choose(name: str | None, stream: Place, backends: Mapping[str, Backend]) -> Backend:
     """The backend of a call (SPEC X6).
 

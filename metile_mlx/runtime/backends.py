@@ -11,7 +11,7 @@ from metile_mlx.emit.naming import input_passing, unique_name
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.runtime import batching, cpu, export, metal, metal_limits
 from metile_mlx.runtime.autodiff import ReferenceTransforms, reference_launch, with_gradient
-from metile_mlx.runtime.backend import Launch, Output, Request, Scalar
+from metile_mlx.runtime.backend import Launch, Output, Request, Scalar, require_gpu
 from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.runtime.metal_limits import PipelineLimit
 from metile_mlx.runtime.optional import MLX_MISSING, mx
@@ -77,7 +77,12 @@ class MetalBackend:
         pipeline_limit(request)
         return metal.register(registered_source(request))
 
+    def check_stream(self, request: Request) -> None:
+        """Raise LaunchError unless the request's stream can run its kernel."""
+        require_gpu(self.name, request)
+
     def bind(self, request: Request) -> Launch:
+        self.check_stream(request)
         kernel = self.register(request)
         outputs, zero_fill = metal_outputs(request)
         shapes = [out.shape for out in outputs]

@@ -6,11 +6,13 @@ import subprocess
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
 import metile_mlx as metile
+from metile_mlx.backends import BACKENDS
 from metile_mlx.runtime import cpu
 from tests.support.public import python
 
@@ -102,6 +104,46 @@ def test_what_is_no_stream_is_refused(backend: str | None) -> None:
     with pytest.raises(metile.LaunchError) as caught:
         copy[(2,)](X, OUT, 40, stream="cpu", backend=backend)
     assert str(caught.value) == "stream is 'cpu'; expected an MLX stream or device"
+
+
+CPU_PLACES = [mx.cpu, mx.Device(mx.cpu), mx.new_stream(mx.cpu), mx.new_thread_local_stream(mx.cpu)]
+
+
+@pytest.mark.parametrize("place", CPU_PLACES, ids=lambda place: type(place).__name__)
+@pytest.mark.parametrize("backend", ["metal", "cuda"])
+def test_a_cpu_stream_is_refused_where_only_a_gpu_runs(
+    backend: str, place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X6: by us, before anything is registered; MLX raises a ValueError that names no kernel."""
+    monkeypatch.setattr(f"metile_mlx.runtime.{backend}.available", lambda: None)
+    monkeypatch.setattr("metile_mlx.runtime.backend._proven", set())
+    with pytest.raises(metile.LaunchError) as caught:
+        copy[(2,)](X, OUT, 40, backend=backend, stream=place)
+    assert str(caught.value) == (
+        f"[{backend}] kernel copy: stream is {place!r}; the {backend} backend takes streams and "
+        "devices of the GPU\nhint: leave stream= out, pass mx.gpu or mx.new_stream(mx.gpu), or "
+        "use backend='cpu'"
+    )
+
+
+@pytest.mark.parametrize("backend", ["metal", "cuda"])
+@pytest.mark.parametrize("place", [None, mx.gpu, mx.Device(mx.gpu)])
+def test_a_gpu_stream_reaches_the_kernel(
+    place: Any, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X6, with the registered kernel stubbed: `stream=` comes through as it is."""
+    launched: list[Any] = []
+
+    class Kernel:
+        def launch(self, *arguments: Any) -> list[mx.array]:
+            launched.append(arguments[-1])
+            return [mx.zeros(40)]
+
+    monkeypatch.setattr(f"metile_mlx.runtime.{backend}.available", lambda: None)
+    monkeypatch.setattr("metile_mlx.runtime.backend._proven", set())
+    monkeypatch.setattr(type(BACKENDS[backend]), "register", lambda self, request: Kernel())
+    copy[(2,)](X, OUT, 40, backend=backend, stream=place)
+    assert launched == [place]
 
 
 def test_target_and_backend_must_agree() -> None:

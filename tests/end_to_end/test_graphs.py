@@ -12,7 +12,7 @@ import pytest
 
 import metile_mlx as metile
 from metile_mlx import specialise
-from tests.support.public import same_bits
+from tests.support.public import device_of, same_bits
 
 BACKENDS = ("cpu", "reference", "metal")
 LAZY = ("cpu", "reference")
@@ -315,10 +315,11 @@ def test_transforms_of_transforms(backend: str) -> None:
 @pytest.mark.parametrize("backend", LAZY)
 def test_streams(backend: str) -> None:
     """SPEC X4, X7: given as a stream, as a device, or by MLX's context; several in one graph."""
-    streams = [mx.new_stream(mx.cpu) for _ in range(3)]
+    device = device_of(backend)
+    streams = [mx.new_stream(device) for _ in range(3)]
     expected = theirs(X, W, K)
-    parts = [ours(X, W, K, backend=backend, stream=s) for s in [*streams, mx.cpu, None]]
-    parts.append(ours(X, W, K, backend=backend, stream=mx.new_thread_local_stream(mx.cpu)))
+    parts = [ours(X, W, K, backend=backend, stream=s) for s in [*streams, device, None]]
+    parts.append(ours(X, W, K, backend=backend, stream=mx.new_thread_local_stream(device)))
     with mx.stream(streams[1]):
         parts.append(ours(X, W, K, backend=backend))
     assert close(parts, [expected] * 7)

@@ -95,6 +95,11 @@ def compile_all(dispatches: Iterable[metile.Dispatch]) -> None:
     cpu.build_many([source(dispatch) for dispatch in dispatches])
 
 
+def device_of(backend: str) -> mx.DeviceType:
+    """Where its kernels run: streams of this device can be given to it."""
+    return mx.gpu if backend in ("metal", "cuda") else mx.cpu
+
+
 def parameters(msl: str) -> list[str]:
     """The parameters of the signature MLX generated, in order."""
     match = re.search(r"\[\[kernel\]\] void \w+\(\n(.*?)\) \{\n", msl, re.S)
