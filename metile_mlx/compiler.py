@@ -19,6 +19,7 @@ from metile_mlx.context import Context, Stage
 from metile_mlx.emit.cpp import emit_cpp
 from metile_mlx.emit.msl import emit_msl
 from metile_mlx.emit.source import KernelSource
+from metile_mlx.errors import MetileError
 from metile_mlx.ir.core import Func
 from metile_mlx.ir.printer import print_func
 from metile_mlx.passes.clean_up import clean_up
@@ -52,6 +53,8 @@ STEPS = (
     Step(group_memory, Stage.THREAD),
 )
 EMITTERS: dict[str, Callable[[Func, Context], KernelSource]] = {"msl": emit_msl, "cpp": emit_cpp}
+# What METILE_DUMP takes: a stage means each step that leaves it.
+DUMPS = ("all", *(stage.name.lower() for stage in Stage), *(s.name for s in STEPS), *EMITTERS)
 
 
 def lower(func: Func, ctx: Context, until: Stage = Stage.THREAD) -> Func:
@@ -65,6 +68,7 @@ def lower(func: Func, ctx: Context, until: Stage = Stage.THREAD) -> Func:
         CompileError: the program breaks a rule of the language (its subclasses say which).
         VerificationError: a pass broke its contract.
         OutOfResources: threadgroup memory or threads beyond the target's limits.
+        MetileError: METILE_DUMP holds a word that is not in DUMPS.
     """
     _verify(func, Stage.TILE, ctx, None)
     _dump(func, "tile", "tile", changed=True)
@@ -106,6 +110,12 @@ def _verify(func: Func, stage: Stage, ctx: Context, before: Func | None) -> None
 
 def _wanted(*names: str) -> bool:
     asked = config.dump()
+    unknown = sorted(asked.difference(DUMPS))
+    if unknown:
+        raise MetileError(
+            f"METILE_DUMP names {', '.join(map(repr, unknown))}; expected, separated by commas, "
+            f"any of {', '.join(DUMPS)}"
+        )
     return bool(asked) and ("all" in asked or not asked.isdisjoint(names))
 
 
