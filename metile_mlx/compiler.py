@@ -1,6 +1,7 @@
 """The only file that knows the order of the passes.
 
-    TILE -> infer_ownership -> OWNED -> plan_conversions, plan_reductions -> PLANNED
+    TILE -> infer_ownership, simplify_layouts -> OWNED
+    -> plan_conversions, plan_reductions -> PLANNED
     -> scalarise, clean_up, group_memory -> THREAD
 
 Every step starts from valid IR and ends in valid IR: `verify` runs after each and trusts none.
@@ -28,6 +29,7 @@ from metile_mlx.passes.infer_ownership import infer_ownership
 from metile_mlx.passes.plan_conversions import plan_conversions
 from metile_mlx.passes.plan_reductions import plan_reductions
 from metile_mlx.passes.scalarise import scalarise
+from metile_mlx.passes.simplify_layouts import simplify_layouts
 from metile_mlx.report import Timing
 from metile_mlx.verify import verify
 
@@ -46,6 +48,7 @@ class Step:
 
 STEPS = (
     Step(infer_ownership, Stage.OWNED),
+    Step(simplify_layouts, Stage.OWNED),
     Step(plan_conversions, Stage.PLANNED),
     Step(plan_reductions, Stage.PLANNED),
     Step(scalarise, Stage.THREAD),

@@ -58,6 +58,22 @@ def _sections(report: ExecutionReport) -> Iterator[tuple[str, list[tuple[str, ..
             for c in report.layout_conversions
         ],
     )
+    if report.layout_optimizations:
+        yield (
+            "layout optimizations",
+            [
+                (
+                    o.value,
+                    o.kind,
+                    o.replacement and f"use {o.replacement}",
+                    f"{abs(o.barriers_removed)} barriers "
+                    + ("more" if o.barriers_removed < 0 else "fewer"),
+                    o.where,
+                    o.proof,
+                )
+                for o in report.layout_optimizations
+            ],
+        )
     yield (
         "threadgroup memory",
         [(a.scratch, f"{a.elements} x {a.dtype}", f"{a.bytes} bytes") for a in report.allocations],

@@ -36,11 +36,29 @@ class LayoutConversion:
 
 @dataclass(frozen=True)
 class LayoutOptimization:
-    """A conversion removed before planning, with the proof that it was redundant."""
+    """What simplify_layouts made of one convert_layout, and why that is the same (SPEC S3).
+
+    `kind` says what became of `value`, the result of the conversion:
+
+        identity      it has the owners of what is converted: no conversion
+        inverse       the conversions before it and this one lead back to where they began
+        repeated      an earlier conversion of the same tile has these owners
+        composed      it is converted from `replacement`, another copy of the same tile
+        intermediate  only conversions read it, and they read others now
+        uniform       its elements are one scalar, so its new owners have it too
+        unused        no effect depends on it
+
+    `replacement` is what is used in its place, or read by it if composed. `barriers_removed` is by
+    how many the barriers of this one conversion became fewer; the sum over all facts never is
+    negative.
+    """
 
     kind: str
     value: str
+    replacement: str
     proof: str
+    where: str
+    barriers_removed: int
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ def rewrite(func: Func, rule: Rule) -> Func:
     """Offer each op, operands already rewritten, to `rule`, in program order.
 
     The rule returns None to keep the op, or what replaces its results: a Value or a sequence (empty
-    to erase an op without results); whatever it builds is placed where the op stood. Returns the
-    same Func when no op changed.
+    to erase an op without results); whatever it builds is placed where the op stood. What it built
+    takes over the names. Returns the same Func when no op changed.
     """
     mapping: dict[Value, Value] = {}
     return func.with_body(_block(func.body, rule, mapping))
@@ -28,6 +28,7 @@ def _block(block: Block, rule: Rule, mapping: dict[Value, Value]) -> Block:
     for item in block.ops:
         new = _regions(item.with_operands(mapping), rule, mapping)
         builder.loc = new.loc
+        before = len(builder.ops)
         replacement = rule(new, builder)
         if replacement is None:
             builder.ops.append(new)
@@ -35,8 +36,10 @@ def _block(block: Block, rule: Rule, mapping: dict[Value, Value]) -> Block:
             continue
         changed = True
         values = (replacement,) if isinstance(replacement, Value) else tuple(replacement)
+        # A value that was there before is the input's too, and keeps the name it has there.
+        made = {value for op in builder.ops[before:] for value in op.results}
         for old, value in zip(item.results, values, strict=True):
-            if not value.name:
+            if not value.name and value in made:
                 value.name = old.name
             mapping[old] = value
     return builder.block(block.args) if changed else block
@@ -81,8 +84,11 @@ def eliminate_common_subexpressions(func: Func) -> Func:
     return func.with_body(visit(func.body, {}))
 
 
-def eliminate_dead_code(func: Func) -> Func:
-    """Drop ops whose results nobody uses and which write and synchronise nothing."""
+def eliminate_dead_code(func: Func, keep: tuple[type[Op], ...] = ()) -> Func:
+    """Drop ops whose results nobody uses and which write and synchronise nothing.
+
+    Ops of the kinds in `keep` stay, used or not.
+    """
     live: set[Value] = set()
 
     def visit(block: Block) -> Block:
@@ -97,6 +103,7 @@ def eliminate_dead_code(func: Func) -> Func:
             if any(getattr(item, name) is not part for name, part in inner.items()):
                 new = replace(item, **inner)
             needed = bool(item.effect & (Effect.WRITE | Effect.CONVERGENT | Effect.TERMINATOR))
+            needed = needed or isinstance(item, keep)
             has_work = any(_does_something(part) for part in inner.values())
             if needed or has_work or any(value in live for value in item.results):
                 live.update(item.operands())

@@ -14,6 +14,7 @@ from metile_mlx.verify.grouping import check_grouping
 from metile_mlx.verify.ownership import check_ownership
 from metile_mlx.verify.reductions import check_planned_reductions, check_reductions
 from metile_mlx.verify.resources import check_resources
+from metile_mlx.verify.simplification import check_simplification
 from metile_mlx.verify.structure import check_structure
 
 __all__ = ["verify"]
@@ -26,8 +27,9 @@ def verify(func: Func, stage: Stage, ctx: Context, before: Func | None = None) -
         func: the program after a step.
         stage: the stage that the step leaves.
         ctx: target limits.
-        before: the program the step began with, verified in its turn. A planned program is then
-            shown to store what that one stores, and a per-thread one to communicate as it does;
+        before: the program the step began with, verified in its turn. A program with owners is then
+            shown to store what that one stores, if that one has owners too, a planned program as
+            well, and a per-thread one to communicate as it does;
             an op that both hold, as the same object, is not examined on its own again.
 
     Raises:
@@ -38,7 +40,9 @@ def verify(func: Func, stage: Stage, ctx: Context, before: Func | None = None) -
     findings = check_structure(func, stage, before)
     if stage >= Stage.OWNED and not any(finding.fatal for finding in findings):
         findings += check_ownership(func, stage, before)
-        if stage is Stage.PLANNED:
+        if stage is Stage.OWNED and before is not None and before.threads:
+            findings += check_simplification(func, before)
+        elif stage is Stage.PLANNED:
             findings += check_conversions(func, before)
             findings += check_planned_reductions(func)
         elif stage is Stage.THREAD:

@@ -16,7 +16,7 @@ import numpy as np
 from metile_mlx.ir import planned, tile
 from metile_mlx.ir.core import Block, Func, Op, Value
 from metile_mlx.ir.planned import Barrier, Scratch, ScratchLoad, ScratchStore, Shuffle
-from metile_mlx.ir.tile import Bitcast, Cast, Convert, If, Store
+from metile_mlx.ir.tile import Bitcast, Cast, Convert, If, Print, Store
 from metile_mlx.ir.types import TileType
 from metile_mlx.layout.affine import AffineMap, Indices
 from metile_mlx.layout.thread_layout import ThreadLayout
@@ -29,13 +29,16 @@ ROLES = ("publish", "release")
 
 # Communication, and what means something else than its op and operands.
 _SPECIAL = frozenset({
-    Cast, Bitcast, Store, Convert, If, Scratch, ScratchStore, ScratchLoad, Barrier, Shuffle,
+    Cast, Bitcast, Store, Print, Convert, If, Scratch, ScratchStore, ScratchLoad, Barrier, Shuffle,
     tile.Reduce, planned.Reduce,
 })  # fmt: skip
 
 
 def check_conversions(func: Func, before: Func | None) -> list[Finding]:
-    """All faults of a Stage.PLANNED program; with `before`, also what it stores otherwise."""
+    """All faults of a Stage.PLANNED program; with `before`, also what it stores otherwise.
+
+    Of a Stage.OWNED program only the latter: it communicates by tile.convert alone.
+    """
     numbering = Numbering()
     if before is None:
         return _Planned(func, Meaning(numbering)).run()
@@ -98,6 +101,8 @@ class _Planned:
                     self.meaning.cast(item)
                 case Store():
                     self.meaning.store(item, path)
+                case Print():
+                    self.meaning.print(item, path)
                 case Convert():
                     self.meaning.define(item.result, self.meaning.numbers[item.src])
                 case If():
@@ -120,7 +125,10 @@ class _Planned:
     def reduce(self, item: tile.Reduce | planned.Reduce) -> None:
         """Its memory is the business of verify/reductions.py; its barrier orders all memory."""
         number = self.meaning.numbers[item.src]
-        self.meaning.define(item.result, self.meaning.numbering.of("reduce", item.kind, number))
+        # The order in which floats add follows from the owners.
+        owners = item.src.type.layout if isinstance(item.src.type, TileType) else None
+        key = ("reduce", item.kind, number, owners)
+        self.meaning.define(item.result, self.meaning.numbering.of(*key))
         if isinstance(item, planned.Reduce) and item.scratch is not None:
             for buffer in self.buffers.values():
                 self.findings += buffer.order.barrier("publish")

@@ -2,18 +2,18 @@
 
 A value's number follows from its op and the numbers of its operands, not from the owners of its
 result. A conversion, whatever became of it, has the number of what it moves. So the programs before
-and after planning store the same numbers, or planning was wrong.
+and after a step that is about owners store and print the same numbers, or the step was wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from metile_mlx.dtypes import DType, bool_
-from metile_mlx.ir.core import Op, Value
-from metile_mlx.ir.tile import Bitcast, Cast, Store
+from metile_mlx.ir.core import Effect, Op, Value
+from metile_mlx.ir.tile import Bitcast, Cast, Print, Store
 from metile_mlx.ir.types import ScalarType, TileType, Type
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.verify.findings import Finding
@@ -44,7 +44,7 @@ class Numbering:
 
 @dataclass(frozen=True)
 class Part:
-    """An operand of a store: the name of its field, and what it means."""
+    """An operand of a store or print: the name of its field, and what it means."""
 
     name: str
     value: Value
@@ -57,15 +57,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Stored:
-    """One store and the conditions it stands under."""
+    """One store or print and the conditions it stands under."""
 
-    op: Store
+    op: Store | Print
     path: tuple[Hashable, ...]
     parts: tuple[Part, ...]
 
 
 class Meaning:
-    """The numbers of one program's values, and its stores in order.
+    """The numbers of one program's values, and its stores and prints, each in order.
 
     Args:
         numbering: shared by the programs to compare.
@@ -77,6 +77,9 @@ class Meaning:
         self.numbering = numbering
         self.numbers: dict[Value, int] = {} if before is None else dict(before.numbers)
         self.stores: list[Stored] = []
+        self.prints: list[Stored] = []
+        # Every access to arrays, and every print, with what it means.
+        self.accesses: list[tuple[Op, Hashable]] = []
         self._kept: set[Op] = set() if before is None else before._seen
         self._seen: set[Op] = set()
         self._same = True
@@ -89,11 +92,12 @@ class Meaning:
     def default(self, item: Op) -> None:
         """Number the results of an op by its fields."""
         self._seen.add(item)
-        if not item.results or (self._same and item in self._kept):
-            return
-        key = (item.opcode, *[self._field(getattr(item, name)) for name in item.field_names])
-        for position, value in enumerate(item.results):
-            self.define(value, self.numbering.of(key, position))
+        if item.results and not (self._same and item in self._kept):
+            key = (item.opcode, *[self._field(getattr(item, name)) for name in item.field_names])
+            for position, value in enumerate(item.results):
+                self.define(value, self.numbering.of(key, position))
+        if item.effect is Effect.READ:
+            self.accesses.append((item, self.numbers[item.result]))
 
     def cast(self, item: Cast | Bitcast) -> None:
         self.define(item.result, self.numbering.cast(item, self.numbers[item.src]))
@@ -101,14 +105,27 @@ class Meaning:
     def store(self, item: Store, path: tuple[Hashable, ...]) -> None:
         named = [("tensor", item.tensor), *(("index", index) for index in item.indices)]
         named += [("value", item.value), *([("mask", item.mask)] if item.mask is not None else [])]
+        self.stores.append(self._effect(item, path, named))
+
+    def print(self, item: Print, path: tuple[Hashable, ...]) -> None:
+        named = [("value", item.value), *([("mask", item.mask)] if item.mask is not None else [])]
+        self.prints.append(self._effect(item, path, named))
+
+    def _effect(
+        self, item: Store | Print, path: tuple[Hashable, ...], named: Iterable[tuple[str, Value]]
+    ) -> Stored:
         parts = tuple(Part(name, value, self.numbers[value]) for name, value in named)
-        self.stores.append(Stored(item, path, parts))
+        key = (item.opcode, *[(part.name, part.number) for part in parts])
+        self.accesses.append((item, key))
+        return Stored(item, path, parts)
 
     def _field(self, item: Any) -> Hashable:
         if isinstance(item, Value):
             return self.numbers[item]
         if isinstance(item, tuple):
             return tuple([self._field(part) for part in item])
+        if isinstance(item, ThreadLayout):
+            return None
         # 0.0 and -0.0 are equal, True and 1 too, and they are not the same constant.
         return (type(item), repr(item)) if isinstance(item, float | bool) else item
 
@@ -118,27 +135,46 @@ def _dtype(type_: Type) -> DType | None:
 
 
 def differences(before: Meaning, after: Meaning) -> list[Finding]:
-    """Where the stores of two programs differ: values, addresses, masks, owners, conditions."""
+    """Where two programs store or print something else, or access memory in another order."""
+    findings = [
+        *_differences("stores", before.stores, after.stores),
+        *_differences("prints", before.prints, after.prints),
+    ]
+    return findings or _order(before, after)
+
+
+def _order(before: Meaning, after: Meaning) -> list[Finding]:
+    """The accesses are those of before in their order; loads may be missing."""
+    remaining = iter([key for _, key in before.accesses])
+    for item, key in after.accesses:
+        if key not in remaining:
+            text = "accesses memory where the program before did not, or has passed another access"
+            return [Finding(item, text)]
+    return []
+
+
+def _differences(what: str, before: list[Stored], after: list[Stored]) -> list[Finding]:
     findings = [
         finding
-        for old, new in zip(before.stores, after.stores, strict=False)
-        for finding in _compare(old, new)
+        for old, new in zip(before, after, strict=False)
+        for finding in _compare(what, old, new)
     ]
-    if len(before.stores) != len(after.stores):
-        findings.append(
-            Finding(None, f"has {len(after.stores)} stores, expected {len(before.stores)}")
-        )
+    if len(before) != len(after):
+        findings.append(Finding(None, f"has {len(after)} {what}, expected {len(before)}"))
     return findings
 
 
-def _compare(old: Stored, new: Stored) -> list[Finding]:
+def _compare(what: str, old: Stored, new: Stored) -> list[Finding]:
     line = old.op.loc.line
     if old.path != new.path:
-        text = f"stores under other conditions than before, expected those of line {line}"
+        text = f"{what} under other conditions than before, expected those of line {line}"
         return [Finding(new.op, text)]
     if [part.name for part in old.parts] != [part.name for part in new.parts]:
         return [Finding(new.op, f"has other operands than before, expected those of line {line}")]
     findings = []
+    if old.op.attributes() != new.op.attributes():
+        text = f"has other attributes than before, expected {old.op.attributes()} of line {line}"
+        findings.append(Finding(new.op, text))
     for was, now in zip(old.parts, new.parts, strict=True):
         made = f"made in line {was.value.loc.line}"
         if was.number != now.number:

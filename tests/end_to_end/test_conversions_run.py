@@ -38,14 +38,19 @@ def computed(x, y, n, SIZE: metile.constexpr, A: metile.constexpr, B: metile.con
 
 @metile.kernel
 def chained(x, y, n, SIZE: metile.constexpr, A: metile.constexpr, B: metile.constexpr):
-    """There, back and there again through one scratch, beside a conversion of the mask's dtype."""
+    """There, back and there again through one scratch, beside a conversion of the mask's dtype.
+
+    Selections keep these apart; the last two, back and there once more, are nothing (SPEC S1).
+    """
     source = metile.tensor(x, shape=(n, SIZE), access="read")
     target = metile.tensor(y, shape=(n, SIZE), access="write")
     row = metile.program_id(0)
     i = metile.arange(0, SIZE, layout=A)
     odd = metile.convert_layout(i % 2 == 1, B)
     first = metile.convert_layout(source.load((row, i)), B)
-    again = metile.convert_layout(metile.convert_layout(first, A), B)
+    back = metile.convert_layout(metile.where(odd, first, first), A)
+    again = metile.convert_layout(metile.where(i % 2 == 0, back, back), B)
+    again = metile.convert_layout(metile.convert_layout(again, A), B)
     j = metile.arange(0, SIZE, layout=B)
     target.store((row, j), metile.where(odd, again, source.load((row, j ^ 1))))
 

@@ -140,6 +140,37 @@ def test_geometry_target_and_backend() -> None:
     assert reference.notes == ["reference: a graph of MLX operations; nothing was compiled"]
 
 
+@metile.kernel
+def there_and_back(x, y, n):
+    source = metile.tensor(x, shape=(n, 64))
+    target = metile.tensor(y, shape=(n, 64), access="write")
+    row, i = metile.program_id(0), metile.arange(0, 64)
+    there = metile.convert_layout(source.load((row, i)), ACROSS)
+    back = metile.convert_layout(there, SAME)
+    lanes = metile.convert_layout(back, LANES)
+    three = metile.convert_layout(metile.full(64, 3, metile.f32), LANES)
+    target.store((row, metile.arange(0, 64, layout=LANES)), lanes * three)
+
+
+@pytest.mark.parametrize("backend", ["metal", "cpu", "reference"])
+def test_conversions_that_move_nothing_new_are_dropped(backend: str) -> None:
+    """SPEC S1, S3, E: what is left is one shuffle; each other one has its proof."""
+    x = mx.random.normal((5, 64))
+    out = metile.empty(x.shape, x.dtype)
+    dispatch = there_and_back[(5,)].prepare(x, out, 5, target=backend)
+    report = dispatch.execution_report
+    assert [fact.mechanism for fact in report.layout_conversions] == ["shuffle"]
+    assert report.allocations == []
+    found = [(f.kind, f.value, f.barriers_removed) for f in report.layout_optimizations]
+    assert found == [
+        ("uniform", "three", 0),
+        ("intermediate", "there", 2),
+        ("inverse", "back", 2),
+    ]
+    assert "layout optimizations:" in dispatch.explain()
+    assert mx.array_equal(there_and_back[(5,)](x, out, 5, backend="cpu"), x * 3)
+
+
 def test_what_later_passes_report_is_empty() -> None:
     """SPEC E: the fields are there."""
     report = prepared(ACROSS).execution_report

@@ -33,9 +33,9 @@ def chain(x, y, n):
     i = metile.program_id(0) * 64 + metile.arange(0, 64)
     first = metile.convert_layout(source.load(i) > 0, ACROSS)
     second = metile.convert_layout(source.load(i, mask=i < n - 3, fill=2), ACROSS)
-    third = metile.convert_layout(second, LANES)
+    third = metile.convert_layout(second * 2, LANES)
     j = metile.program_id(0) * 64 + metile.arange(0, 64, layout=LANES)
-    keep = metile.convert_layout(first, LANES)
+    keep = metile.convert_layout(~first, LANES)
     target.store(j, metile.where(keep, third, target.load(j)), mask=j % 3 != 1)
 
 

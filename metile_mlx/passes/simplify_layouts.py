@@ -1,0 +1,275 @@
+"""Drop the layout conversions that move nothing new, each with a proof (SPEC S1-S3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from metile_mlx.analysis.copies import Copy, Family, copies, layout_of
+from metile_mlx.context import Context
+from metile_mlx.ir.core import Builder, Func, Op, Value, walk
+from metile_mlx.ir.rewrite import eliminate_dead_code, rewrite
+from metile_mlx.ir.tile import (
+    Binary,
+    Bitcast,
+    Cast,
+    Compare,
+    Convert,
+    Fma,
+    Select,
+    Splat,
+    Tensor,
+    Unary,
+)
+from metile_mlx.ir.types import TileType
+from metile_mlx.layout.thread_layout import ThreadLayout, transition
+from metile_mlx.report import LayoutConversion, LayoutOptimization, place
+from metile_mlx.target import SIMD_WIDTH
+
+LANE_BITS = SIMD_WIDTH.bit_length() - 1
+POINTWISE = (Unary, Binary, Compare, Select, Cast, Bitcast, Fma)
+
+
+def simplify_layouts(func: Func, ctx: Context) -> Func:
+    """Drop what conversions move for nothing, and take the rest from the cheapest source.
+
+    Needs and leaves Stage.OWNED. A conversion changes no value, so all conversions of one tile,
+    direct or in chains, are copies of it, and a copy that is there already can be the source of any
+    later one. Hence
+
+    - a copy with the owners of an earlier one is that one: identities, inverse pairs, repetitions;
+    - a copy that only conversions read goes where they cost no more together without it: chains;
+    - a tile that repeats one scalar is made anew for its new owners;
+    - a copy on which no effect depends goes.
+
+    A conversion that stays stays where it stood, so nothing moves across an access to memory.
+    Barriers never become more, nor does the cost of all conversions together (see `cost`). Returns
+    `func` itself where nothing applies. Appends a LayoutOptimization for each change to the report.
+    """
+    if not any(isinstance(item, Convert) for item in walk(func.body)):
+        return func
+    func = _drop_unused(func, ctx)
+    func = rewrite(func, _Uniform(ctx).rule)
+    return rewrite(func, _Sources(func, ctx).rule)
+
+
+class Cost(NamedTuple):
+    """What a conversion costs; compared from the left."""
+
+    barriers: int = 0
+    shuffles: int = 0
+
+    def plus(self, other: Cost) -> Cost:
+        return Cost(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+FREE = Cost()
+
+
+@lru_cache(maxsize=4096)
+def cost(source: ThreadLayout, destination: ThreadLayout, conversion: str = "auto") -> Cost:
+    """Barriers and shuffles of a conversion, as `Schedule(conversion=...)` has it planned.
+
+    Across simdgroups two barriers; within them a shuffle per register slot; a change of registers
+    alone is free.
+    """
+    slots = transition(source, destination)
+    if slots.is_identity:
+        return FREE
+    threads = source.thread_count.bit_length() - 1
+    changed = [_changes(slots.columns, slots.constant, bit) for bit in range(slots.bits)]
+    if conversion == "scratch" or any(changed[LANE_BITS:threads]):
+        return Cost(barriers=2)
+    return Cost(shuffles=source.elements_per_thread if any(changed[:LANE_BITS]) else 0)
+
+
+def _changes(columns: Sequence[int], constant: int, bit: int) -> bool:
+    """Whether this bit of the image is not always that of the argument."""
+    return bool(constant >> bit & 1) or any(
+        (column >> bit & 1) != (b == bit) for b, column in enumerate(columns)
+    )
+
+
+def _drop_unused(func: Func, ctx: Context) -> Func:
+    """Without the conversions on which no effect depends, and what was computed for them alone."""
+    # A declaration makes an array an argument, read or not.
+    without = eliminate_dead_code(func, keep=(Tensor,))
+    left = {item.result for item in walk(without.body) if isinstance(item, Convert)}
+    found = False
+    for item in walk(func.body):
+        if isinstance(item, Convert) and item.result not in left:
+            found = True
+            _record(ctx, "unused", item, "", "no store, print or condition depends on it")
+    return without if found else func
+
+
+class _Uniform:
+    """Converted tiles that repeat one scalar are made anew: a thread of any owner has the scalar.
+
+    They stay as cheap as before: with the owners gone, equal arithmetic on one scalar is one op.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.made_by: dict[Value, Op] = {}
+
+    def rule(self, item: Op, b: Builder) -> Value | None:
+        if isinstance(item, Splat) or (isinstance(item, POINTWISE) and self._is_uniform(item)):
+            self.made_by[item.result] = item
+        if not isinstance(item, Convert) or item.src not in self.made_by:
+            return None
+        if item.layout == layout_of(item.src):
+            self.made_by[item.result] = self.made_by[item.src]
+            return None
+        made = self._again(item.src, item.layout, b)
+        proof = f"every element of {_name(item.src)} is one scalar, which all threads have"
+        _record(self.ctx, "uniform", item, _name(item.src), proof)
+        return made
+
+    def _is_uniform(self, item: Op) -> bool:
+        tiles = [value for value in item.operands() if isinstance(value.type, TileType)]
+        return bool(tiles) and all(value in self.made_by for value in tiles)
+
+    def _again(self, value: Value, layout: ThreadLayout, b: Builder) -> Value:
+        """The ops behind `value`, once more, for these owners; operands before their readers."""
+        made: dict[Value, Value] = {}
+        pending = [value]
+        while pending:
+            item = self.made_by[pending[-1]]
+            missing = [v for v in item.operands() if v in self.made_by and v not in made]
+            if missing:
+                pending += missing
+                continue
+            old = pending.pop()
+            if old not in made:
+                again = item.with_operands(made)
+                if isinstance(again, Splat):
+                    again = replace(again, layout=layout)
+                made[old] = b.add(again)
+                self.made_by[made[old]] = again
+        return made[value]
+
+
+class _Sources:
+    """What each conversion reads, or what stands in for its result."""
+
+    def __init__(self, func: Func, ctx: Context) -> None:
+        self.ctx = ctx
+        found = copies(func)
+        self.copy = found.of
+        self.written = {item.result: item for item in walk(func.body) if isinstance(item, Convert)}
+        self.source: dict[Copy, Copy] = {}
+        for family in found.families:
+            self._choose(family)
+
+    def _choose(self, family: Family) -> None:
+        """Leave copies out while the rest costs no more for it; then each has its best source."""
+        kept = family.copies
+        smaller = True
+        while smaller:
+            smaller = False
+            for copy in reversed(kept):
+                rest = [other for other in kept if other is not copy]
+                if not copy.is_read and self._total(family, rest) <= self._total(family, kept):
+                    kept, smaller = rest, True
+        for copy in kept:
+            self.source[copy] = self._best(family, copy, kept)
+
+    def _best(self, family: Family, copy: Copy, kept: list[Copy]) -> Copy:
+        """The cheapest source; of several the one that was written, else the first."""
+        # What goes or stays for the sake of one block is no source for another.
+        before = [
+            other for other in family.before(copy, kept) if other.is_read or other.path == copy.path
+        ]
+        return min(before, key=lambda other: (self._cost(other, copy), other is not copy.source))
+
+    def _total(self, family: Family, kept: list[Copy]) -> Cost:
+        total = FREE
+        for copy in kept:
+            total = total.plus(self._cost(self._best(family, copy, kept), copy))
+        return total
+
+    def _cost(self, source: Copy, copy: Copy) -> Cost:
+        return cost(source.layout, copy.layout, self.ctx.schedule.conversion)
+
+    def rule(self, item: Op, b: Builder) -> Value | Sequence[Value] | None:
+        if not isinstance(item, Convert):
+            return None
+        written, copy = self.written[item.result], self.copy[item.result]
+        if copy.value is not item.result:
+            self._stands_in(written, copy)
+            return copy.value
+        source = self.source.get(copy)
+        if source is None:
+            readers = ", ".join(_name(v) for v, op in self.written.items() if op.src is item.result)
+            proof = f"only conversions read it ({readers}), and none does now"
+            _record(self.ctx, "intermediate", written, "", proof)
+            return item.src
+        if source is not copy.source:
+            self._composed(written, source)
+        if source.value is item.src:
+            return None
+        b.ops.append(replace(item, src=source.value))
+        return item.results
+
+    def _composed(self, item: Convert, source: Copy) -> None:
+        """Another copy of the same tile is the source."""
+        left = cost(source.layout, item.layout, self.ctx.schedule.conversion)
+        proof = f"{self._chain(item.result)}: one tile, and {_name(source.value)} is it too"
+        _record(self.ctx, "composed", item, _name(source.value), proof, left)
+
+    def _stands_in(self, item: Convert, copy: Copy) -> None:
+        """`copy` is what this conversion makes, and is there already."""
+        kind = "inverse" if copy.source is None else "repeated"
+        if item.layout == layout_of(item.src):
+            kind = "identity"
+            _forward(self.ctx, item)
+        proof = f"{self._chain(item.result)}: the tile and the owners of {_name(copy.value)}"
+        _record(self.ctx, kind, item, _name(copy.value), proof)
+
+    def _chain(self, value: Value) -> str:
+        """The conversions that lead to `value`, from the tile that all are of, with the owners."""
+        steps = [value]
+        while steps[-1] in self.written:
+            steps.append(self.written[steps[-1]].src)
+        return " -> ".join(f"{_name(step)} {layout_of(step)!r}" for step in reversed(steps))
+
+
+def _record(
+    ctx: Context, kind: str, item: Convert, replacement: str, proof: str, left: Cost = FREE
+) -> None:
+    """Report that `item`, as it was written, gives way to something that costs `left`."""
+    was = cost(layout_of(item.src), item.layout, ctx.schedule.conversion)
+    ctx.report.layout_optimizations.append(
+        LayoutOptimization(
+            kind,
+            _name(item.result),
+            replacement,
+            proof,
+            place(item.loc),
+            was.barriers - left.barriers,
+        )
+    )
+
+
+def _forward(ctx: Context, item: Convert) -> None:
+    """The report lists a conversion between equal owners among those that were asked for (C1)."""
+    assert isinstance(item.src.type, TileType)
+    owners = repr(item.layout)
+    ctx.report.layout_conversions.append(
+        LayoutConversion(
+            item.src.name,
+            item.result.name,
+            str(item.src.type.dtype),
+            owners,
+            owners,
+            "unchanged",
+            place(item.loc),
+        )
+    )
+
+
+def _name(value: Value) -> str:
+    return value.name or f"the tile of line {value.loc.line}"
