@@ -76,7 +76,9 @@ def test_communication_stands_at_the_conversion(name: str) -> None:
     sample = SAMPLES[name]
     everything = dict(stages(sample, 32))
     conversions = set(effects(everything["translate"], "convert"))
-    for func in list(everything.values())[2:]:
+    names = list(everything)
+    for step in names[names.index("plan_conversions") :]:
+        func = everything[step]
         convergent = [i for i in walk(func.body) if Effect.CONVERGENT in i.effect]
         scratch = [i for i in walk(func.body) if "scratch" in i.opcode or "threadgr" in i.opcode]
         communication: list[Op] = [*convergent, *scratch]

@@ -159,7 +159,8 @@ def test_conversions_that_move_nothing_new_are_dropped(backend: str) -> None:
     out = metile.empty(x.shape, x.dtype)
     dispatch = there_and_back[(5,)].prepare(x, out, 5, target=backend)
     report = dispatch.execution_report
-    assert [fact.mechanism for fact in report.layout_conversions] == ["shuffle"]
+    left = [] if backend == "reference" else ["shuffle"]
+    assert [fact.mechanism for fact in report.layout_conversions] == left
     assert report.allocations == []
     found = [(f.kind, f.value, f.barriers_removed) for f in report.layout_optimizations]
     assert found == [
