@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from metile_mlx.dtypes import DType, i32, u32
 from metile_mlx.ir.arith import BinaryKind, UnaryKind
 from metile_mlx.ir.core import Func, Op, Value
+from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.tile import (
     Arange,
     Binary,
@@ -123,6 +124,14 @@ def _forward(op: Splat | Reshape | Convert, forms: Mapping[Value, Form]) -> Form
     return forms[op.src]
 
 
+def _permute(op: Permute, forms: Mapping[Value, Form]) -> Form:
+    source = forms[op.src]
+    if isinstance(source, str) or source.part.size == 1:
+        return source
+    part = source.part[op.map.apply(np.arange(op.map.size))]
+    return _make(source.dtype, part, list(source.coefficients))
+
+
 def _cast(op: Cast, forms: Mapping[Value, Form]) -> Form:
     source = forms[op.src]
     if isinstance(source, str):
@@ -201,6 +210,7 @@ _RULES: dict[type[Op], Callable[[Any, Mapping[Value, Form]], Form]] = {
     Splat: _forward,
     Reshape: _forward,
     Convert: _forward,
+    Permute: _permute,
     Cast: _cast,
     Unary: _unary,
     Binary: _binary,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Func, Op, Value, definitions, walk
+from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.tile import (
     Arange,
     Bitcast,
@@ -23,7 +24,10 @@ from metile_mlx.ir.tile import (
 from metile_mlx.ir.types import ScalarType, TileType
 
 # What these give is one of their operands, or an integer.
-_MOVES = (Arange, Bitcast, Constant, Convert, Load, NumPrograms, ProgramId, Reshape, Select, Splat)
+_MOVES = (
+    Arange, Bitcast, Constant, Convert, Load, NumPrograms, Permute, ProgramId, Reshape, Select,
+    Splat,
+)  # fmt: skip
 
 
 def exact_outputs(func: Func) -> frozenset[str]:

@@ -9,6 +9,7 @@ from metile_mlx.context import Context
 from metile_mlx.dtypes import bf16, bool_, f16, f32, i32, u32
 from metile_mlx.errors import CompileError, LayoutError, OwnershipError, UnsupportedError
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
+from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.tile import Arange, Automatic, Convert, If, Reduce, Select, Splat
 from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.layout.thread_layout import ThreadLayout
@@ -133,7 +134,7 @@ def _first_statement(ops: tuple[Op, ...]) -> Op | None:
     """The first op that states a layout: the program is explicit when there is one."""
     for item in ops:
         stated = isinstance(item, Arange | Splat) and item.layout is not None
-        if stated or isinstance(item, Convert):
+        if stated or isinstance(item, Convert | Permute):
             return item
     return None
 

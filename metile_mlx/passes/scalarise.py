@@ -11,6 +11,7 @@ from metile_mlx.errors import VerificationError
 from metile_mlx.ir import metal, planned, tile
 from metile_mlx.ir.arith import BinaryKind, CompareKind, element
 from metile_mlx.ir.core import Block, Func, Op, Value
+from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.passes.addresses import View, bounds, offset
 from metile_mlx.passes.integers import floor_divide, modulo
@@ -109,7 +110,7 @@ def _bitcast(low: Lowering, item: tile.Bitcast) -> Lowered:
     return (tuple(low.b.add(metal.Bitcast(src, item.dtype)) for src in low.slots[item.src]),)
 
 
-def _reshape(low: Lowering, item: tile.Reshape) -> Lowered:
+def _same_slots(low: Lowering, item: tile.Reshape | Permute) -> Lowered:
     return (low.slots[item.src],)
 
 
@@ -324,7 +325,8 @@ RULES: Rules = {
     tile.Cast: _cast,
     tile.Bitcast: _bitcast,
     tile.Fma: _fma,
-    tile.Reshape: _reshape,
+    tile.Reshape: _same_slots,
+    Permute: _same_slots,
     tile.Tensor: _tensor,
     tile.Load: _load,
     tile.Store: _store,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from metile_mlx.analysis.copies import Copy, Family, copies, layout_of
 from metile_mlx.context import Context
 from metile_mlx.ir.core import Builder, Func, Op, Value, walk
+from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.rewrite import eliminate_dead_code, rewrite
 from metile_mlx.ir.tile import (
     Binary,
@@ -118,9 +119,9 @@ class _Uniform:
     def rule(self, item: Op, b: Builder) -> Value | None:
         if isinstance(item, Splat) or (isinstance(item, POINTWISE) and self._is_uniform(item)):
             self.made_by[item.result] = item
-        if not isinstance(item, Convert) or item.src not in self.made_by:
+        if not isinstance(item, Convert | Permute) or item.src not in self.made_by:
             return None
-        if item.layout == layout_of(item.src):
+        if isinstance(item, Permute) or item.layout == layout_of(item.src):
             self.made_by[item.result] = self.made_by[item.src]
             return None
         made = self._again(item.src, item.layout, b)

@@ -12,9 +12,12 @@ from contextlib import nullcontext
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from metile_mlx.dtypes import DType
 from metile_mlx.errors import OutOfResources, UnsupportedError
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
+from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.planned import Barrier, Scratch, ScratchLoad, ScratchStore, Shuffle
 from metile_mlx.ir.planned import Reduce as PlannedReduce
 from metile_mlx.ir.tile import (
@@ -177,6 +180,13 @@ def _forward(s: Programs, op: Reshape | Convert) -> mx.array:
     return s.env[op.src]
 
 
+def _permute(s: Programs, op: Permute) -> mx.array:
+    src = s.env[op.src]
+    if src.shape[1] == 1:
+        return src
+    return mx.take(src, mx.array(op.map.apply(np.arange(op.map.size))), axis=1)
+
+
 def _print(s: Programs, op: Print) -> None:
     """Nothing: here no thread has the value, and the graph may be differentiated."""
 
@@ -250,6 +260,7 @@ RULES: dict[type[Op], Callable[[Programs, Any], mx.array | None]] = {
     Reduce: _reduce,
     PlannedReduce: _reduce,
     Reshape: _forward,
+    Permute: _permute,
     Convert: _forward,
     Tensor: reference_memory.tensor,
     Load: reference_memory.load,

@@ -15,6 +15,7 @@ import numpy as np
 
 from metile_mlx.ir import planned, tile
 from metile_mlx.ir.core import Block, Func, Op, Value
+from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.planned import Barrier, Scratch, ScratchLoad, ScratchStore, Shuffle
 from metile_mlx.ir.tile import Bitcast, Cast, Convert, If, Print, Store
 from metile_mlx.ir.types import TileType
@@ -29,8 +30,8 @@ ROLES = ("publish", "release")
 
 # Communication, and what means something else than its op and operands.
 _SPECIAL = frozenset({
-    Cast, Bitcast, Store, Print, Convert, If, Scratch, ScratchStore, ScratchLoad, Barrier, Shuffle,
-    tile.Reduce, planned.Reduce,
+    Cast, Bitcast, Store, Print, Convert, Permute, If, Scratch, ScratchStore, ScratchLoad,
+    Barrier, Shuffle, tile.Reduce, planned.Reduce,
 })  # fmt: skip
 
 
@@ -107,6 +108,8 @@ class _Planned:
                     self.meaning.define(item.result, self.meaning.numbers[item.src])
                 case If():
                     self.branch(item, path)
+                case Permute():
+                    self.permute(item)
                 case tile.Reduce() | planned.Reduce():
                     self.reduce(item)
                 case _:
@@ -121,6 +124,21 @@ class _Planned:
         for result, (then, otherwise) in zip(item.results, yields, strict=True):
             key = (If, condition, numbers[then], numbers[otherwise])
             self.meaning.define(result, self.meaning.numbering.of(*key))
+
+    def permute(self, item: Permute) -> None:
+        """Named anew in place: each slot holds what it held."""
+        self.meaning.default(item)
+        old, new = item.src.type, item.result.type
+        if not (isinstance(old, TileType) and old.layout and isinstance(new, TileType)):
+            return
+        if new.layout is None or new.layout.size != old.layout.size:
+            self.add(item, f"makes {new} of {old}, expected a tile of its size with owners")
+            return
+        named, source = elements(new.layout), np.full(new.layout.size, item.xor_mask)
+        for bit, other in enumerate(item.bit_order):
+            source ^= (named >> other & 1) << bit
+        if (source != elements(old.layout)).any():
+            self.add(item, "a slot holds another element after it, expected what it held before")
 
     def reduce(self, item: tile.Reduce | planned.Reduce) -> None:
         """Its memory is the business of verify/reductions.py; its barrier orders all memory."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from metile_mlx.context import Stage
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
+from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.planned import Shuffle
 from metile_mlx.ir.tile import Convert
 from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.target import MAX_THREADS, SIMD_WIDTH
 from metile_mlx.verify.findings import Finding
 
-# The ops whose purpose is that the result has other owners than the operand.
-_MOVES = (Convert, Shuffle)
+# The ops whose purpose is that the result has other owners than the operand, element for element.
+_MOVES = (Convert, Permute, Shuffle)
 
 
 def check_ownership(func: Func, stage: Stage, before: Func | None = None) -> list[Finding]:

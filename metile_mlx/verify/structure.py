@@ -9,12 +9,14 @@ from metile_mlx.dtypes import bool_
 from metile_mlx.errors import CompileError
 from metile_mlx.ir import metal, planned, tile
 from metile_mlx.ir.core import Block, Effect, Func, Op, Value, walk
+from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.types import PointerType, ScalarType
 from metile_mlx.verify.findings import Finding
 
 _OWNED = frozenset({
     tile.Constant, tile.ProgramId, tile.NumPrograms, tile.Arange, tile.Splat, tile.Unary,
     tile.Binary, tile.Compare, tile.Select, tile.Cast, tile.Bitcast, tile.Fma, tile.Reshape,
+    Permute,
     tile.Tensor, tile.Load, tile.Store, tile.Convert, tile.Reduce, tile.If, tile.Yield,
     tile.Print,
 })  # fmt: skip

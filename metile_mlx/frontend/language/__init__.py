@@ -32,7 +32,7 @@ from metile_mlx.frontend.language.automatic import (
     tile_store,
 )
 from metile_mlx.frontend.language.control import argmax, max, min, sum, tile_range
-from metile_mlx.frontend.language.conversion import cast, convert_layout, reshape
+from metile_mlx.frontend.language.conversion import cast, convert_layout, permute, reshape
 from metile_mlx.frontend.language.creation import arange, full, num_programs, program_id, zeros
 from metile_mlx.frontend.language.debugging import device_print
 from metile_mlx.frontend.language.elementwise import (
@@ -105,6 +105,7 @@ __all__ = [
     "minimum",
     "next_power_of_2",
     "num_programs",
+    "permute",
     "program_id",
     "reshape",
     "rsqrt",
