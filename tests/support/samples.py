@@ -39,6 +39,15 @@ def chain(x, y, n):
     target.store(j, metile.where(keep, third, target.load(j)), mask=j % 3 != 1)
 
 
+@metile.kernel
+def turned(x, y, n):
+    source = metile.tensor(x, shape=(n, 64), access="read")
+    target = metile.tensor(y, shape=(n, 64), access="write")
+    row, i = metile.program_id(0), metile.arange(0, 64, layout=ACROSS)
+    value = metile.permute(source.load((row, i)), range(5, -1, -1), xor_mask=3)
+    target.store((row, i), metile.convert_layout(value, ACROSS))
+
+
 @metile.inline
 def scaled(value, by):
     half = metile.cast(value, metile.f16)
@@ -115,6 +124,7 @@ SAMPLES = {
         transpose, ("u32*", "u32*", "i32"), {"LAYOUT": metile.ThreadLayout.identity(64)}
     ),
     "chain": Sample(chain, ("f32*", "f32*", "i32"), {}, frozenset({"y"})),
+    "permutation": Sample(turned, ("bf16*", "bf16*", "i32")),
     "print": Sample(printed, ("f32*", "f32*", "i32")),
     "square": Sample(square, ("i32*", "i32")),
     "registers": Sample(centred, ("f32*", "f32*", "i32"), {"LAYOUT": ADJACENT}, frozenset({"y"})),
