@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from metile_mlx.report import ExecutionReport
+from metile_mlx.report import ExecutionReport, LayoutConversion
 
 
 def explain(report: ExecutionReport) -> str:
@@ -74,6 +74,8 @@ def _sections(report: ExecutionReport) -> Iterator[tuple[str, list[tuple[str, ..
                 for o in report.layout_optimizations
             ],
         )
+    if any(c.cost is not None for c in report.layout_conversions):
+        yield "conversion costs", [row for c in report.layout_conversions for row in _costs(c)]
     yield (
         "threadgroup memory",
         [(a.scratch, f"{a.elements} x {a.dtype}", f"{a.bytes} bytes") for a in report.allocations],
@@ -117,6 +119,27 @@ def _sections(report: ExecutionReport) -> Iterator[tuple[str, list[tuple[str, ..
         yield "bounds checks proven redundant", [(str(report.bounds_checks_removed),)]
     if report.notes:
         yield "notes", [(note,) for note in report.notes]
+
+
+def _costs(conversion: LayoutConversion) -> list[tuple[str, ...]]:
+    """A row for each lowering of a conversion, the one taken first."""
+    if conversion.cost is None:
+        return []
+    others = [each for each in conversion.candidates if each != conversion.cost]
+    rows: list[tuple[str, ...]] = []
+    for each in (conversion.cost, *others):
+        parts = [f"{each.shuffles} shuffles"] * (each.shuffles > 0)
+        parts += [f"{each.selects} selects"] * (each.selects > 0)
+        if each.rounds:
+            parts += [
+                f"{each.stores} stores and {each.loads} loads in {each.rounds} rounds",
+                f"{each.scratch_bytes} bytes",
+                f"bank conflicts {each.write_conflicts} and {each.read_conflicts}",
+            ]
+        name = f"{conversion.value} -> {conversion.result}"
+        reason = f"taken: {conversion.reason}" if each is conversion.cost else ""
+        rows.append((name, each.mechanism, f"cost {each.total}", ", ".join(parts), reason))
+    return rows
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:

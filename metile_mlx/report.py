@@ -19,8 +19,34 @@ class ValueLayout:
 
 
 @dataclass(frozen=True)
+class ConversionCost:
+    """One way to carry out a conversion, and what it costs (layout/costs.py; `total` weighs it).
+
+    `mechanism`: registers, shuffle, threadgroup (everything through threadgroup memory) or partial
+    (only what crosses simdgroups). Conflicts are the turns that an access takes; 1 is none.
+    """
+
+    mechanism: str
+    shuffles: int
+    selects: int
+    stores: int
+    loads: int
+    barriers: int
+    rounds: int
+    scratch_bytes: int
+    write_conflicts: int
+    read_conflicts: int
+    groups_gained: int
+    total: int
+
+
+@dataclass(frozen=True)
 class LayoutConversion:
-    """One convert_layout. `mechanism`: unchanged, shuffle or threadgroup."""
+    """One convert_layout.
+
+    `mechanism`: unchanged, or as in ConversionCost. `cost` is that of the chosen lowering, None
+    where nothing moves; `candidates` are all there were, and `reason` says why this one.
+    """
 
     value: str
     result: str
@@ -32,6 +58,9 @@ class LayoutConversion:
     scratch: str | None = None
     lane_rule: str | None = None
     barriers: int = 0
+    cost: ConversionCost | None = None
+    candidates: list[ConversionCost] = field(default_factory=list)
+    reason: str = ""
 
 
 @dataclass(frozen=True)

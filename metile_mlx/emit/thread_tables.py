@@ -72,6 +72,7 @@ class ThreadTables:
         self._threads = threads
         self._defined = defined
         self._tables: dict[Value, Table | None] = {}
+        self._permutations: dict[tuple[Value, bool], AffineMap | None] = {}
 
     def table(self, value: Value) -> Table | None:
         """The value in threads 0, 1, ...; None if it is not a function of the thread index
@@ -124,6 +125,12 @@ class ThreadTables:
 
         With `lanes`: of the lane index, the same in every simdgroup.
         """
+        key = (value, lanes)
+        if key not in self._permutations:
+            self._permutations[key] = self._as_permutation(value, lanes)
+        return self._permutations[key]
+
+    def _as_permutation(self, value: Value, lanes: bool) -> AffineMap | None:
         table = self.table(value)
         if table is None:
             return None

@@ -1,6 +1,8 @@
 """The tile ops of Stage.PLANNED: scratch, barriers, shuffles and reductions over whole tiles.
 
-Every op has a meaning in MLX ops too: a permutation of logical elements through layouts and maps.
+A conversion of several steps holds `slots` between them: values of the threads' register slots that
+no layout describes. Its last step says which layout has come of it. Every op has a meaning in MLX
+ops too: a permutation of logical elements through layouts and maps.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from metile_mlx.dtypes import DType
 from metile_mlx.errors import CompileError
 from metile_mlx.ir.arith import CombineKind, check_reduced, element
 from metile_mlx.ir.core import Effect, Op, Value, op
-from metile_mlx.ir.types import ScalarType, ScratchType, TileType, Type
+from metile_mlx.ir.types import ScalarType, ScratchType, SlotsType, TileType, Type
 from metile_mlx.layout.affine import AffineMap
 from metile_mlx.layout.thread_layout import ThreadLayout
 
@@ -28,25 +30,52 @@ class Scratch(Op):
 
 @op("tile.scratch_store", Effect.WRITE)
 class ScratchStore(Op):
-    """Each physical slot p writes its element of `value` to scratch element `slots(p)`."""
+    """Slot p of `value`, a tile or slots, goes to scratch element `slots(p) - skip`.
+
+    Only the slots of `registers` do; None is all of them.
+    """
 
     buffer: Value
     value: Value
     slots: AffineMap
+    registers: tuple[int, ...] | None = None
+    skip: int = 0
+
+    def verify(self) -> None:
+        held(self.value)
 
 
 @op("tile.scratch_load", Effect.READ)
 class ScratchLoad(Op):
-    """Each physical slot p of `layout` reads scratch element `slots(p)`."""
+    """Slot p reads scratch element `slots(p) - skip`: a tile of `layout`, or slots.
+
+    Only the slots of `registers` do (None: all); in the others is what `base` holds there.
+    """
 
     buffer: Value
     shape: tuple[int, ...]
-    layout: ThreadLayout
+    layout: ThreadLayout | None
     slots: AffineMap
+    registers: tuple[int, ...] | None = None
+    skip: int = 0
+    base: Value | None = None
 
     def infer(self) -> tuple[Type, ...]:
         assert isinstance(self.buffer.type, ScratchType)
-        return (TileType(self.buffer.type.dtype, self.shape, self.layout),)
+        dtype = self.buffer.type.dtype
+        if self.layout is not None:
+            return (TileType(dtype, self.shape, self.layout),)
+        assert self.base is not None
+        return (SlotsType(dtype, self.shape, held(self.base).registers),)
+
+    def verify(self) -> None:
+        if self.base is None and (self.layout is None or self.registers is not None):
+            raise CompileError("tile.scratch_load of some slots needs what the others hold")
+        if self.base is not None:
+            assert isinstance(self.buffer.type, ScratchType)
+            made = held(self.base)
+            if (made.dtype, made.shape) != (self.buffer.type.dtype, self.shape):
+                raise CompileError(f"tile.scratch_load into {made}")
 
 
 @op("tile.barrier", Effect.CONVERGENT)
@@ -58,15 +87,57 @@ class Barrier(Op):
 
 @op("tile.shuffle", Effect.CONVERGENT)
 class Shuffle(Op):
-    """Each physical slot p of `layout` takes the element of `src` held by slot `lanes(p)`."""
+    """Slot p takes what slot `lanes(p)` of `src` holds, in its simdgroup: a tile, or slots.
+
+    Only the slots of `registers` do (None: all); the others keep what `src` holds there. Which
+    register a slot takes from depends on its register alone.
+    """
 
     src: Value
-    layout: ThreadLayout
+    layout: ThreadLayout | None
     lanes: AffineMap
+    registers: tuple[int, ...] | None = None
 
     def infer(self) -> tuple[Type, ...]:
-        assert isinstance(self.src.type, TileType)
-        return (self.src.type.with_layout(self.layout),)
+        return (moved(self.src, self.layout),)
+
+
+@op("tile.choose")
+class Choose(Op):
+    """Register r takes register `registers[r][b]` of its thread, b being bit `bit` of the thread.
+
+    Of `src`, a tile or slots; makes a tile of `layout`, or slots. Renames where the two agree.
+    """
+
+    src: Value
+    layout: ThreadLayout | None
+    bit: int
+    registers: tuple[tuple[int, int], ...]
+
+    def infer(self) -> tuple[Type, ...]:
+        return (moved(self.src, self.layout),)
+
+    def verify(self) -> None:
+        count = held(self.src).registers
+        named = [r for pair in self.registers for r in pair]
+        if len(self.registers) != count or any(not 0 <= r < count for r in named):
+            raise CompileError(f"tile.choose names other registers than the {count} of {self.src}")
+
+
+def held(value: Value) -> SlotsType:
+    """What the threads hold of a tile or of slots."""
+    type_ = value.type
+    if isinstance(type_, TileType) and type_.layout is not None:
+        return SlotsType(type_.dtype, type_.shape, type_.layout.elements_per_thread)
+    if not isinstance(type_, SlotsType):
+        raise CompileError(f"{value!r} is no tile with a layout and no slots")
+    return type_
+
+
+def moved(src: Value, layout: ThreadLayout | None) -> Type:
+    """The type of what `src` becomes: a tile where a layout is given."""
+    made = held(src)
+    return made if layout is None else TileType(made.dtype, made.shape, layout)
 
 
 @op("tile.planned_reduce", Effect.CONVERGENT)

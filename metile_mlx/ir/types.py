@@ -46,6 +46,27 @@ class TileType:
 
 
 @dataclass(frozen=True)
+class SlotsType:
+    """What the threads hold of a tile of `shape` in the middle of a conversion: no layout.
+
+    Slot p is register p // T of thread p % T; what lies there is known to the conversion only.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    registers: int
+
+    @property
+    def size(self) -> int:
+        """Number of slots."""
+        return math.prod(self.shape)
+
+    def __str__(self) -> str:
+        extents = "x".join(str(extent) for extent in self.shape)
+        return f"slots<{extents}x{self.dtype}, {self.registers} registers>"
+
+
+@dataclass(frozen=True)
 class PointerType:
     """An array argument: device memory of `dtype` elements.
 
@@ -98,4 +119,4 @@ class VectorType:
         return f"thread<{self.width}x{self.dtype}>"
 
 
-Type = ScalarType | TileType | PointerType | TensorType | ScratchType | VectorType
+Type = ScalarType | TileType | SlotsType | PointerType | TensorType | ScratchType | VectorType

@@ -47,6 +47,11 @@ class LaneBuilder:
         # Integer constants that are in scope.
         self._integers: dict[tuple[int, str], Value] = {}
         self._axes: dict[Value, tuple[type[Op], int]] = {}
+        # Bits of the thread index and linear maps of it that are in scope; what a bit chose.
+        self._bits: dict[int, Value] = {}
+        self._maps: dict[tuple[int, ...], Value] = {}
+        self._sums: dict[tuple[tuple[int, ...], int, str], Value] = {}
+        self._choices: dict[Value, tuple[int, Value, Value]] = {}
         self.thread = self.add(metal.ThreadIndex(), "" if masked else "tid")
         if masked:
             last = self.constant(threads - 1, u32)
@@ -68,8 +73,12 @@ class LaneBuilder:
         """Ops built meanwhile go to `builder`."""
         outer, self._builder = self._builder, builder
         in_scope, self._integers = self._integers, dict(self._integers)
+        bits, self._bits = self._bits, dict(self._bits)
+        maps, self._maps = self._maps, dict(self._maps)
+        sums, self._sums = self._sums, dict(self._sums)
         yield
         self._builder, self._integers = outer, in_scope
+        self._bits, self._maps, self._sums = bits, maps, sums
 
     def finish(self) -> Block:
         """The block of everything built."""
@@ -157,6 +166,27 @@ class LaneBuilder:
             return on_true if chosen else on_false
         return self.add(metal.Select(condition, on_true, on_false), name)
 
+    def choose(self, bit: int, clear: Value, taken: Value) -> Value:
+        """`taken` where this bit of the thread index is set, else `clear`."""
+        # What the same bit has chosen already is known on each side.
+        for_clear, for_taken = self._choices.get(clear), self._choices.get(taken)
+        if for_clear is not None and for_clear[0] == bit:
+            clear = for_clear[1]
+        if for_taken is not None and for_taken[0] == bit:
+            taken = for_taken[2]
+        if clear is taken:
+            return clear
+        made = self.add(metal.Select(self.thread_bit(bit), taken, clear))
+        self._choices[made] = (bit, clear, taken)
+        return made
+
+    def thread_bit(self, bit: int) -> Value:
+        """Whether this bit of the thread index is set."""
+        if bit not in self._bits:
+            alone = self.with_number(BinaryKind.AND, self.thread, 1 << bit)
+            self._bits[bit] = self.compare_number(CompareKind.NE, alone, 0)
+        return self._bits[bit]
+
     def cast(self, src: Value, dtype: DType, name: str = "") -> Value:
         """src converted to dtype."""
         return src if element(src) == dtype else self.add(metal.Cast(src, dtype), name)
@@ -190,6 +220,12 @@ class LaneBuilder:
 
     def thread_sum(self, coefficients: Sequence[int], flip: int, dtype: DType) -> Value:
         """The sum of coefficients[b] * bit b of (thread ^ flip), in u32 or u64."""
+        key = (tuple(coefficients), flip, dtype.name)
+        if key not in self._sums:
+            self._sums[key] = self._thread_sum(coefficients, flip, dtype)
+        return self._sums[key]
+
+    def _thread_sum(self, coefficients: Sequence[int], flip: int, dtype: DType) -> Value:
         # Narrow arithmetic where the sum fits, widened once at the end.
         narrow = u32 if sum(coefficients) <= u32.max else dtype
         thread = self.cast(self.thread, narrow)
@@ -209,6 +245,13 @@ class LaneBuilder:
         for part in parts[1:]:
             image = self.binary(BinaryKind.XOR, image, part)
         return self.with_number(BinaryKind.XOR, image, constant)
+
+    def slot_map(self, columns: Sequence[int], constant: int) -> Value:
+        """As `thread_map`; maps that differ in their constant share all but the last operation."""
+        key = tuple(columns)
+        if key not in self._maps:
+            self._maps[key] = self.thread_map(key, 0)
+        return self.with_number(BinaryKind.XOR, self._maps[key], constant)
 
     def _part(self, thread: Value, part: Part) -> Value:
         mask = part.mask

@@ -1,21 +1,22 @@
-"""Choose how each layout conversion communicates, and write the communication out (SPEC C1-C3)."""
+"""Choose how each layout conversion communicates, and write the communication out (SPEC C1-C6)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from metile_mlx.context import Context
 from metile_mlx.dtypes import DType, bf16, bool_, u16, u32
-from metile_mlx.errors import CompileError, UnsupportedError
-from metile_mlx.ir.core import Builder, Func, Op, Value
-from metile_mlx.ir.planned import Barrier, Scratch, ScratchLoad, ScratchStore, Shuffle
+from metile_mlx.ir.core import Builder, Func, Op, Value, walk
+from metile_mlx.ir.planned import Barrier, Choose, Scratch, ScratchLoad, ScratchStore, Shuffle
 from metile_mlx.ir.rewrite import rewrite
 from metile_mlx.ir.tile import Bitcast, Cast, Convert
 from metile_mlx.ir.types import TileType
-from metile_mlx.layout.affine import AffineMap
+from metile_mlx.layout.exchange import Memory, exchanges
+from metile_mlx.layout.steps import Choice, Exchange, Lanes, Round
 from metile_mlx.layout.thread_layout import ThreadLayout, transition
-from metile_mlx.report import Allocation, LayoutConversion, place
-
-LANE_BITS = 5
-"""Index bits of a lane within its simdgroup."""
+from metile_mlx.passes.conversion_choice import Chosen, choose, report
+from metile_mlx.passes.plan_reductions import partial_bytes
+from metile_mlx.report import Allocation
 
 WIRE = {bool_: u32, bf16: u16}
 """How a dtype travels between threads, where not as itself (SPEC C3)."""
@@ -24,118 +25,157 @@ WIRE = {bool_: u32, bf16: u16}
 def plan_conversions(func: Func, ctx: Context) -> Func:
     """Replace every tile.convert by its communication. Stage.OWNED to Stage.PLANNED.
 
-    With M the map from a destination slot to the source slot that holds its element: M the identity
-    forwards the value; M within each simdgroup is a shuffle; any other M stores to scratch, meets
-    at a barrier, loads, and meets again so that the scratch may be reused. Nothing else is touched.
+    `layout/exchange.py` knows how values can travel, `layout/costs.py` what that costs; the
+    schedule may forbid some of it. The scratch of a dtype serves all conversions of that dtype. All
+    of it and the memory of reductions fit into the threadgroup's: where they would not, the
+    conversions of the largest scratch make more rounds. Nothing but conversions is touched.
     Appends a LayoutConversion per conversion and an Allocation per scratch to the report.
 
     Raises:
         CompileError: the schedule forbids what a conversion needs (SPEC C5).
-        UnsupportedError: values change threads or registers in tiles of several per thread (C6).
     """
-    return rewrite(func, _Planner(ctx).rule)
+    conversions = [item for item in walk(func.body) if isinstance(item, Convert)]
+    if not conversions:
+        return func
+    planner = _Planner(func, conversions, ctx)
+    return rewrite(func, planner.rule)
 
 
 class _Planner:
-    """One kernel's scratch: a buffer per dtype that travels, made where it is first needed."""
+    """One kernel's conversions and scratch: a buffer per dtype, made where it is first needed."""
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, func: Func, conversions: list[Convert], ctx: Context) -> None:
         self.ctx = ctx
+        self.threads = func.threads
         self.buffers: dict[DType, Value] = {}
+        self.sizes: dict[DType, int] = {}
+        self.plans: dict[Value, Chosen] = {}
+        budget = ctx.target.threadgroup_bytes - partial_bytes(func)
+        self._plan(conversions, budget)
+
+    def _plan(self, conversions: list[Convert], budget: int) -> None:
+        """Choose every lowering, with less memory for the largest scratch until all fit."""
+        least = {wire: self.threads * wire.bytes for wire in map(_wire, conversions)}
+        caps = {wire: max(budget, bytes_) for wire, bytes_ in least.items()}
+        while True:
+            self.sizes = dict.fromkeys(caps, 0)
+            for item in conversions:
+                wire = _wire(item)
+                chosen = self._choose(item, wire, caps[wire])
+                self.plans[item.result] = chosen
+                if chosen.exchange is not None:
+                    self.sizes[wire] = max(self.sizes[wire], chosen.exchange.elements)
+            used = {wire: elements * wire.bytes for wire, elements in self.sizes.items()}
+            shrinking = [wire for wire in used if used[wire] > least[wire]]
+            if sum(used.values()) <= budget or not shrinking:
+                return
+            largest = max(shrinking, key=lambda wire: used[wire])
+            caps[largest] = max(used[largest] // 2, least[largest])
+
+    def _choose(self, item: Convert, wire: DType, cap: int) -> Chosen:
+        source = _layout(item.src)
+        moves = transition(source, item.layout)
+        if moves.is_identity:
+            return Chosen(None, (), "source and destination have the same owners")
+        banks = self.ctx.target.language != "cpp"
+        memory = Memory(wire.bytes, cap // wire.bytes, banks)
+        return choose(item, exchanges(moves, self.threads, memory), self.ctx.schedule)
 
     def rule(self, item: Op, b: Builder) -> Value | None:
         if not isinstance(item, Convert):
             return None
-        assert isinstance(item.src.type, TileType)
-        assert item.src.type.layout is not None
-        lanes = transition(item.src.type.layout, item.layout)
-        wire = WIRE.get(item.src.type.dtype, item.src.type.dtype)
-        if lanes.is_identity:
-            self._report(item, "unchanged")
+        chosen = self.plans[item.result]
+        wire = _wire(item)
+        exchange = chosen.exchange
+        if exchange is None:
+            self.ctx.report.layout_conversions.append(report(item, chosen, None))
             return item.src
-        if item.layout.elements_per_thread > 1:
-            registers = item.layout.elements_per_thread
-            raise UnsupportedError(
-                f"[convert_layout] {_change(item)} moves values of tiles with {registers} elements "
-                "per thread, which is not supported yet",
-                item.loc,
-                "load the tile with the layout that the later operations need",
-            )
-        if self._fits_shuffle(item, lanes):
-            self._report(item, "shuffle", lane_rule=lane_rule(lanes.low(LANE_BITS)))
-            moved = b.add(Shuffle(_encode(item.src, wire, item, b), item.layout, lanes))
-        else:
-            buffer = self._scratch(item, wire, b)
-            self._report(item, "threadgroup", scratch=buffer.name, barriers=2)
-            moved = _exchange(item, buffer, wire, lanes, b)
-        return _decode(moved, item.src.type.dtype, b)
+        buffer = self._scratch(wire, b) if exchange.rounds else None
+        name = None if buffer is None else buffer.name
+        self.ctx.report.layout_conversions.append(report(item, chosen, name))
+        value = _encode(item.src, wire, item, b)
+        moved = _Writer(item, exchange, buffer, b).write(value)
+        return _decode(moved, _dtype(item.src), b)
 
-    def _fits_shuffle(self, item: Convert, lanes: AffineMap) -> bool:
-        """Whether this conversion stays within simdgroups, as the schedule wants it to."""
-        wanted = self.ctx.schedule.conversion
-        local = lanes.preserves_bits_from(LANE_BITS)
-        if wanted == "shuffle" and not local:
-            raise CompileError(
-                f"[convert_layout] Schedule(conversion='shuffle'): {_change(item)} crosses "
-                "simdgroups, and a shuffle does not",
-                item.loc,
-                "use conversion='auto', which takes threadgroup memory where it must",
-            )
-        shuffles = local and wanted != "scratch"
-        if not shuffles and self.ctx.schedule.staging == "device":
-            raise CompileError(
-                f"[convert_layout] Schedule(staging='device'): {_change(item)} needs an exchange "
-                "through threadgroup memory",
-                item.loc,
-                "use staging=None or 'threadgroup', or layouts that agree on the simdgroup of "
-                "every element",
-            )
-        return shuffles
-
-    def _scratch(self, item: Convert, wire: DType, b: Builder) -> Value:
+    def _scratch(self, wire: DType, b: Builder) -> Value:
         if wire not in self.buffers:
             slot = f"scratch_{wire}"
-            made = Scratch(wire, item.layout.size, slot)
+            made = Scratch(wire, self.sizes[wire], slot)
             self.buffers[wire] = b.add(made, slot)
             self.ctx.report.allocations.append(
                 Allocation(slot, str(wire), made.elements, made.elements * wire.bytes)
             )
         return self.buffers[wire]
 
-    def _report(
-        self,
-        item: Convert,
-        mechanism: str,
-        scratch: str | None = None,
-        lane_rule: str | None = None,
-        barriers: int = 0,
-    ) -> None:
-        assert isinstance(item.src.type, TileType)
-        self.ctx.report.layout_conversions.append(
-            LayoutConversion(
-                item.src.name,
-                item.result.name,
-                str(item.src.type.dtype),
-                repr(item.src.type.layout),
-                repr(item.layout),
-                mechanism,
-                place(item.loc),
-                scratch,
-                lane_rule,
-                barriers,
-            )
-        )
+
+@dataclass
+class _Writer:
+    """Writes one exchange out; its last step makes a tile of the destination layout."""
+
+    item: Convert
+    exchange: Exchange
+    buffer: Value | None
+    b: Builder
+
+    def write(self, value: Value) -> Value:
+        x = self.exchange
+        self.left = len(x.before) + len(x.local) + len(x.rounds) + len(x.after)
+        for choice in x.before:
+            value = self._step(value, choice)
+        current = value
+        for step in x.local:
+            current = self._step(current, step)
+        for each in x.rounds:
+            current = self._round(value, current, each)
+        for choice in x.after:
+            current = self._step(current, choice)
+        return current
+
+    def _layout(self) -> ThreadLayout | None:
+        self.left -= 1
+        return None if self.left else self.item.layout
+
+    def _step(self, value: Value, step: Choice | Lanes) -> Value:
+        layout = self._layout()
+        if isinstance(step, Choice):
+            return self.b.add(Choose(value, layout, step.bit, step.registers))
+        return self.b.add(Shuffle(value, layout, step.moves, self._some(step.registers)))
+
+    def _round(self, value: Value, base: Value, each: Round) -> Value:
+        """The registers of `value` that travel in this round, in place of those of `base`."""
+        assert self.buffer is not None
+        layout = self._layout()
+        assert isinstance(self.item.src.type, TileType)
+        shape, registers = self.item.src.type.shape, self._some(each.loaded)
+        store = ScratchStore(self.buffer, value, each.writes, self._some(each.stored), each.skip)
+        self.b.emit(store)
+        self.b.emit(Barrier("publish"))
+        kept = base if registers is not None or layout is None else None
+        load = ScratchLoad(self.buffer, shape, layout, each.reads, registers, each.skip, kept)
+        loaded = self.b.add(load)
+        self.b.emit(Barrier("release"))
+        return loaded
+
+    def _some(self, registers: tuple[int, ...]) -> tuple[int, ...] | None:
+        """None where it is all of them."""
+        whole = self.item.layout.elements_per_thread
+        return None if len(registers) == whole else registers
 
 
-def _exchange(item: Convert, buffer: Value, wire: DType, slots: AffineMap, b: Builder) -> Value:
-    """Every slot publishes its element, then takes the one its new layout gives it."""
-    assert isinstance(item.src.type, TileType)
-    value = _encode(item.src, wire, item, b)
-    b.emit(ScratchStore(buffer, value, AffineMap.identity(slots.bits)))
-    b.emit(Barrier("publish"))
-    loaded = b.add(ScratchLoad(buffer, item.src.type.shape, item.layout, slots))
-    b.emit(Barrier("release"))
-    return loaded
+def _layout(value: Value) -> ThreadLayout:
+    assert isinstance(value.type, TileType)
+    assert value.type.layout is not None
+    return value.type.layout
+
+
+def _dtype(value: Value) -> DType:
+    assert isinstance(value.type, TileType)
+    return value.type.dtype
+
+
+def _wire(item: Convert) -> DType:
+    dtype = _dtype(item.src)
+    return WIRE.get(dtype, dtype)
 
 
 def _encode(src: Value, wire: DType, item: Convert, b: Builder) -> Value:
@@ -151,22 +191,3 @@ def _decode(moved: Value, dtype: DType, b: Builder) -> Value:
     if moved.type.dtype == dtype:
         return moved
     return b.add(Cast(moved, dtype) if dtype == bool_ else Bitcast(moved, dtype))
-
-
-def lane_rule(lanes: AffineMap) -> str:
-    """The source lane of a shuffle as text: `lane = bits (1, 0, 2, 3, 4) of lane ^ 3`.
-
-    `bits (...)` lists, lowest first, which bit of the lane each bit of the source lane is; the XOR
-    comes last. A lane that only changes by the XOR reads `lane = lane ^ 3`.
-    """
-    source = "lane"
-    if lanes.columns != AffineMap.identity(lanes.bits).columns:
-        source = f"bits {lanes.bit_order} of lane"
-    return f"lane = {source}{f' ^ {lanes.constant}' if lanes.constant else ''}"
-
-
-def _change(item: Convert) -> str:
-    assert isinstance(item.src.type, TileType)
-    source: ThreadLayout | None = item.src.type.layout
-    name = f"'{item.src.name}'" if item.src.name else "the value"
-    return f"{name} from {source!r} to {item.layout!r}"

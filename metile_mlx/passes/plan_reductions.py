@@ -5,7 +5,7 @@ from __future__ import annotations
 from metile_mlx.context import Context
 from metile_mlx.dtypes import f32
 from metile_mlx.ir import planned
-from metile_mlx.ir.core import Builder, Func, Op, Value
+from metile_mlx.ir.core import Builder, Func, Op, Value, walk
 from metile_mlx.ir.rewrite import rewrite
 from metile_mlx.ir.tile import Reduce
 from metile_mlx.ir.types import TileType
@@ -41,3 +41,10 @@ def plan_reductions(func: Func, ctx: Context) -> Func:
         return b.add(planned.Reduce(item.kind, item.src, scratch))
 
     return rewrite(func, rule)
+
+
+def partial_bytes(func: Func) -> int:
+    """Threadgroup memory that the reductions of a kernel will ask for."""
+    groups = func.threads // SIMD_WIDTH
+    count = sum(isinstance(item, Reduce) for item in walk(func.body))
+    return count * groups * f32.bytes if groups > 1 else 0

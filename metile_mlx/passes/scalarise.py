@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from metile_mlx.context import Context
-from metile_mlx.dtypes import bool_, i32, u16
+from metile_mlx.dtypes import bool_, i32
 from metile_mlx.errors import VerificationError
 from metile_mlx.ir import metal, planned, tile
 from metile_mlx.ir.arith import BinaryKind, CompareKind, element
@@ -16,6 +16,7 @@ from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.passes.addresses import View, bounds, offset
 from metile_mlx.passes.integers import floor_divide, modulo
 from metile_mlx.passes.lane_builder import LaneBuilder
+from metile_mlx.passes.lower_moves import MOVES
 from metile_mlx.passes.lowering import Lowered, Lowering, Rules, Slots
 from metile_mlx.target import SIMD_WIDTH
 
@@ -230,44 +231,6 @@ def _yield(low: Lowering, item: tile.Yield) -> Lowered:
     return ()
 
 
-def _scratch(low: Lowering, item: planned.Scratch) -> Lowered:
-    return ((low.b.emit(metal.ThreadgroupAlloc(item.dtype, item.elements, item.slot))[0],),)
-
-
-def _scratch_store(low: Lowering, item: planned.ScratchStore) -> Lowered:
-    for register, value in enumerate(low.slots[item.value]):
-        at = low.b.thread_map(*low.columns(item.slots, register))
-        low.b.emit(metal.ThreadgroupStore(low.scalar(item.buffer), at, value))
-    return ()
-
-
-def _scratch_load(low: Lowering, item: planned.ScratchLoad) -> Lowered:
-    found: list[Value] = []
-    for register in range(item.layout.elements_per_thread):
-        at = low.b.thread_map(*low.columns(item.slots, register))
-        found += low.b.emit(metal.ThreadgroupLoad(low.scalar(item.buffer), at))
-    return (tuple(found),)
-
-
-def _barrier(low: Lowering, item: planned.Barrier) -> Lowered:
-    low.b.emit(metal.Barrier(item.role))
-    return ()
-
-
-def _shuffle(low: Lowering, item: planned.Shuffle) -> Lowered:
-    """Source and destination slot differ in their lane only, so each register feeds itself."""
-    found = []
-    lanes = SIMD_WIDTH - 1
-    for register, src in enumerate(low.slots[item.src]):
-        if item.lanes.bits > LANE_BITS:
-            columns, constant = low.columns(item.lanes, register)
-        else:
-            columns, constant = item.lanes.columns, item.lanes.constant
-        index = low.b.thread_map([column & lanes for column in columns], constant & lanes)
-        found.append(low.b.add(metal.Shuffle(src, low.b.cast(index, u16))))
-    return (tuple(found),)
-
-
 def _reduce(low: Lowering, item: planned.Reduce) -> Lowered:
     """Registers, then lanes, then the partial of each simdgroup, which all simdgroups read (R2)."""
     b, name = low.b, item.result.name
@@ -336,10 +299,6 @@ RULES: Rules = {
     tile.Automatic: _misplaced,
     tile.If: _if,
     tile.Yield: _yield,
-    planned.Scratch: _scratch,
-    planned.ScratchStore: _scratch_store,
-    planned.ScratchLoad: _scratch_load,
-    planned.Barrier: _barrier,
-    planned.Shuffle: _shuffle,
+    **MOVES,
     planned.Reduce: _reduce,
 }

@@ -18,7 +18,7 @@ from metile_mlx.dtypes import DType
 from metile_mlx.errors import OutOfResources, UnsupportedError
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.permute import Permute
-from metile_mlx.ir.planned import Barrier, Scratch, ScratchLoad, ScratchStore, Shuffle
+from metile_mlx.ir.planned import Barrier, Choose, Scratch, ScratchLoad, ScratchStore, Shuffle
 from metile_mlx.ir.planned import Reduce as PlannedReduce
 from metile_mlx.ir.tile import (
     Arange,
@@ -273,4 +273,5 @@ RULES: dict[type[Op], Callable[[Programs, Any], mx.array | None]] = {
     ScratchLoad: reference_memory.scratch_load,
     Barrier: reference_memory.barrier,
     Shuffle: reference_memory.shuffle,
+    Choose: reference_memory.choose,
 }

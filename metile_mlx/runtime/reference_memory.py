@@ -13,11 +13,18 @@ import numpy as np
 
 from metile_mlx.analysis.views import INT32_MAX, needs_64_bit, view_of
 from metile_mlx.ir.core import Value
-from metile_mlx.ir.planned import Barrier, Scratch, ScratchLoad, ScratchStore, Shuffle
+from metile_mlx.ir.planned import (
+    Barrier,
+    Choose,
+    Scratch,
+    ScratchLoad,
+    ScratchStore,
+    Shuffle,
+    held,
+)
 from metile_mlx.ir.tile import Load, Store, Tensor
-from metile_mlx.ir.types import TileType
+from metile_mlx.ir.types import SlotsType, TileType
 from metile_mlx.layout.affine import AffineMap
-from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.runtime.optional import mx
 from metile_mlx.runtime.programs import Programs, View
@@ -96,19 +103,25 @@ def scratch(s: Programs, op: Scratch) -> mx.array:
 
 
 def scratch_store(s: Programs, op: ScratchStore) -> None:
-    """Write a permutation of the tile."""
-    layout = _layout(op.value)
-    slots = np.arange(layout.size)
+    """Write a permutation of the tile, or a part of one."""
+    order = _order(op.value)
+    slots = _taking_part(order.size, op.value, op.registers)
     source = np.full(s.env[op.buffer].shape[1], -1)
-    source[op.slots.apply(slots)] = layout.map.apply(slots)
+    source[op.slots.apply(slots) - op.skip] = order[slots]
     stored = _take(s.env[op.value], np.maximum(source, 0))
     s.env[op.buffer] = mx.where(mx.array(source >= 0)[None], stored, s.env[op.buffer])
 
 
 def scratch_load(s: Programs, op: ScratchLoad) -> mx.array:
-    """Read a permutation of the scratch."""
-    slots = op.layout.slot_map.apply(np.arange(op.layout.size))
-    return _take(s.env[op.buffer], op.slots.apply(slots))
+    """Read a permutation of the scratch, or of a part of it."""
+    slots = np.argsort(_order(op.result))
+    part = _taking_part(slots.size, op.result, op.registers)
+    reads = np.isin(slots, part)
+    found = _take(s.env[op.buffer], np.where(reads, op.slots.apply(slots) - op.skip, 0))
+    if op.base is None:
+        return found
+    kept = _take(s.env[op.base], _order(op.base)[slots])
+    return mx.where(mx.array(reads)[None], found, kept)
 
 
 def barrier(s: Programs, op: Barrier) -> None:
@@ -116,9 +129,19 @@ def barrier(s: Programs, op: Barrier) -> None:
 
 
 def shuffle(s: Programs, op: Shuffle) -> mx.array:
-    """A permutation of the tile."""
-    slots = op.layout.slot_map.apply(np.arange(op.layout.size))
-    return _take(s.env[op.src], _layout(op.src).map.apply(_widened(op.lanes, slots)))
+    """A permutation of the tile, or of a part of it."""
+    slots = np.argsort(_order(op.result))
+    part = np.isin(slots, _taking_part(slots.size, op.src, op.registers))
+    return _take(s.env[op.src], _order(op.src)[np.where(part, _widened(op.lanes, slots), slots)])
+
+
+def choose(s: Programs, op: Choose) -> mx.array:
+    """Registers of one thread, told apart by its number."""
+    slots = np.argsort(_order(op.result))
+    threads = slots.size // len(op.registers)
+    register, thread = np.divmod(slots, threads)
+    taken = np.array(op.registers)[register, thread >> op.bit & 1]
+    return _take(s.env[op.src], _order(op.src)[taken * threads + thread])
 
 
 def _widened(lanes: AffineMap, slots: Any) -> Any:
@@ -126,10 +149,21 @@ def _widened(lanes: AffineMap, slots: Any) -> Any:
     return slots // lanes.size * lanes.size + lanes.apply(slots % lanes.size)
 
 
-def _layout(value: Value) -> ThreadLayout:
+def _order(value: Value) -> Any:
+    """The column in which `env` has each slot: tiles are in logical order, slots as they are."""
+    if isinstance(value.type, SlotsType):
+        return np.arange(value.type.size)
     assert isinstance(value.type, TileType)
     assert value.type.layout is not None
-    return value.type.layout
+    return value.type.layout.map.apply(np.arange(value.type.size))
+
+
+def _taking_part(size: int, value: Value, registers: tuple[int, ...] | None) -> Any:
+    """The slots of some registers; None is all."""
+    if registers is None:
+        return np.arange(size)
+    threads = size // held(value).registers
+    return (np.array(registers)[:, None] * threads + np.arange(threads)).reshape(-1)
 
 
 def _take(tile: mx.array, elements: Any) -> mx.array:

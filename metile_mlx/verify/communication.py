@@ -15,7 +15,7 @@ from metile_mlx.dtypes import u16, u32
 from metile_mlx.ir import metal, planned
 from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Func, Op, Value, walk
-from metile_mlx.layout.affine import Indices
+from metile_mlx.layout.affine import AffineMap, Indices
 from metile_mlx.target import SIMD_WIDTH
 from metile_mlx.verify.conversions import images, wires
 from metile_mlx.verify.findings import Finding
@@ -136,12 +136,12 @@ class _Threads:
             self.add(item, f"stores {element(item.value)} to {order.slot} of {order.dtype}")
         if table is not None and np.bincount(table).max() > 1:
             self.add(item, f"two threads write one element of {order.slot}")
-        self.add(item, order.store(item))
+        self.add(item, order.store(item, table))
 
     def load(self, item: metal.ThreadgroupLoad) -> None:
-        order, _ = self.access(item, item.buffer, item.index, "reads")
+        order, table = self.access(item, item.buffer, item.index, "reads")
         if order is not None:
-            self.add(item, order.load(item))
+            self.add(item, order.load(item, table))
 
     def shuffle(self, item: metal.Shuffle) -> None:
         dtype = element(item.src)
@@ -177,19 +177,19 @@ class _Threads:
 
 
 def _planned_events(func: Func) -> list[Event]:
-    """The communication that a Stage.PLANNED program asks for, with one value per thread."""
+    """The communication that a Stage.PLANNED program asks for, an event per register."""
     slots: dict[Value, str] = {}
     events: list[Event] = []
+    threads = np.arange(func.threads)
     for item in func.body.ops:
         match item:
             case planned.Scratch():
                 slots[item.result] = item.slot
-            case planned.ScratchStore():
-                table = images(item.slots).tobytes()
-                events.append(Event(item, "store", slots[item.buffer], table))
-            case planned.ScratchLoad():
-                table = images(item.slots).tobytes()
-                events.append(Event(item, "load", slots[item.buffer], table))
+            case planned.ScratchStore() | planned.ScratchLoad():
+                kind = "store" if isinstance(item, planned.ScratchStore) else "load"
+                for row in _rows(item.slots, item.registers, func.threads):
+                    table = (row - item.skip).tobytes()
+                    events.append(Event(item, kind, slots[item.buffer], table))
             case planned.Barrier():
                 events.append(Event(item, "barrier", item.role))
             case planned.Reduce():
@@ -198,11 +198,21 @@ def _planned_events(func: Func) -> list[Event]:
                 slot = "" if item.scratch is None else slots[item.scratch]
                 events.append(Event(item, "reduce", slot))
             case planned.Shuffle():
-                lanes = (images(item.lanes) % SIMD_WIDTH).tobytes()
-                events.append(Event(item, "shuffle", str(element(item.src)), lanes))
+                dtype = str(planned.held(item.src).dtype)
+                for row in _rows(item.lanes, item.registers, func.threads):
+                    # What a thread takes from itself needs no shuffle.
+                    if (row % func.threads != threads).any():
+                        lanes = (row % SIMD_WIDTH).tobytes()
+                        events.append(Event(item, "shuffle", dtype, lanes))
             case _:
                 pass
     return events
+
+
+def _rows(slots: AffineMap, registers: tuple[int, ...] | None, threads: int) -> Indices:
+    """The images of each register's slots."""
+    rows = images(slots).reshape(-1, threads)
+    return rows if registers is None else rows[list(registers)]
 
 
 def _compare(expected: list[Event], found: list[Event]) -> list[Finding]:

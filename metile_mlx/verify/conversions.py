@@ -1,8 +1,9 @@
 """Re-derive, from the planned program alone, where every element goes (SPEC C2-C4, F37, F43).
 
-The walk knows nothing of the pass that planned. It keeps, for each scratch, which element of which
-tile lies where, and checks that each destination slot receives the element its layout owns. The
-owner of an element is computed here from SPEC L2, not by the algebra the pass uses.
+The walk knows nothing of the pass that planned. It keeps, for each scratch and each register slot,
+which element of which tile lies there, through any sequence of choices, shuffles and rounds, and
+checks that each slot of a tile has received the element its layout owns. The owner of an element is
+computed here from SPEC L2, not by the algebra the pass uses.
 """
 
 from __future__ import annotations
@@ -16,9 +17,16 @@ import numpy as np
 from metile_mlx.ir import planned, tile
 from metile_mlx.ir.core import Block, Func, Op, Value
 from metile_mlx.ir.permute import Permute
-from metile_mlx.ir.planned import Barrier, Scratch, ScratchLoad, ScratchStore, Shuffle
+from metile_mlx.ir.planned import (
+    Barrier,
+    Choose,
+    Scratch,
+    ScratchLoad,
+    ScratchStore,
+    Shuffle,
+)
 from metile_mlx.ir.tile import Bitcast, Cast, Convert, If, Print, Store
-from metile_mlx.ir.types import TileType
+from metile_mlx.ir.types import SlotsType, TileType
 from metile_mlx.layout.affine import AffineMap, Indices
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.target import SIMD_WIDTH
@@ -31,7 +39,7 @@ ROLES = ("publish", "release")
 # Communication, and what means something else than its op and operands.
 _SPECIAL = frozenset({
     Cast, Bitcast, Store, Print, Convert, Permute, If, Scratch, ScratchStore, ScratchLoad,
-    Barrier, Shuffle, tile.Reduce, planned.Reduce,
+    Barrier, Shuffle, Choose, tile.Reduce, planned.Reduce,
 })  # fmt: skip
 
 
@@ -75,6 +83,9 @@ class _Buffer:
     shape: tuple[int, ...] = ()
 
 
+Registers = tuple[int, ...]
+
+
 class _Planned:
     """The walk over one program."""
 
@@ -83,6 +94,8 @@ class _Planned:
         self.meaning = meaning
         self.findings: list[Finding] = []
         self.buffers: dict[Value, _Buffer] = {}
+        # The element in each slot, in the middle of a conversion.
+        self.held: dict[Value, Indices] = {}
 
     def run(self) -> list[Finding]:
         for position, param in enumerate(self.func.params):
@@ -152,7 +165,7 @@ class _Planned:
                 self.findings += buffer.order.barrier("publish")
 
     def communicate(self, item: Op, path: tuple[Hashable, ...]) -> None:
-        if path:
+        if path and not isinstance(item, Choose):
             self.add(item, "stands under a condition, expected where every thread takes part")
         match item:
             case Scratch():
@@ -163,6 +176,8 @@ class _Planned:
                 self.load(item)
             case Shuffle():
                 self.shuffle(item)
+            case Choose():
+                self.choose(item)
             case Barrier() if not path:
                 self.barrier(item)
             case _:
@@ -196,80 +211,151 @@ class _Planned:
             self.findings += order.barrier(item.role)
 
     def store(self, item: ScratchStore) -> None:
-        type_ = item.value.type
-        if not isinstance(type_, TileType) or type_.layout is None:
-            self.add(item, f"stores {type_}, expected a tile with a layout")
+        table = self.elements(item.value)
+        if table is None:
+            self.add(item, f"stores {item.value.type}, expected a tile with a layout")
             return
-        found = self.access(item, item.buffer, item.slots, type_.layout, "writes")
+        found = self.access(item, item.buffer, table.size, "writes")
         if found is None:
             return
-        buffer, slots = found
+        buffer, part, places = found
+        type_ = item.value.type
+        assert isinstance(type_, TileType | SlotsType)
         if type_.dtype != buffer.order.dtype:
             self.add(item, f"stores {type_.dtype} to {buffer.order.slot} of {buffer.order.dtype}")
-        self.add(item, buffer.order.store(item))
-        written = elements(type_.layout)
+        self.add(item, buffer.order.store(item, places))
         buffer.held[:] = -1
-        buffer.held[slots] = written
+        buffer.held[places] = table[part]
         buffer.origin = self.meaning.numbers[item.value]
         buffer.shape = type_.shape
-        if (buffer.held[slots] != written).any():
+        if np.bincount(places).max() > 1:
             self.add(item, f"two slots write one element of {buffer.order.slot}")
 
     def load(self, item: ScratchLoad) -> None:
-        found = self.access(item, item.buffer, item.slots, item.layout, "reads")
+        base = None if item.base is None else self.elements(item.base)
+        size = item.slots.size if item.layout is None else item.layout.size
+        if base is not None and base.size != size:
+            self.add(item, f"puts {size} slots into {base.size}, expected as many")
+            return
+        found = self.access(item, item.buffer, size, "reads")
         if found is None:
             return
-        buffer, slots = found
+        buffer, part, places = found
         message = buffer.order.load(item)
         self.add(item, message)
         if item.shape != buffer.shape and not message:
             self.add(item, f"shape is {item.shape}, {buffer.order.slot} holds {buffer.shape}")
-        if not message:
-            self.add(item, _misplaced(buffer.held[slots], item.layout))
-        if buffer.origin >= 0:
-            self.meaning.define(item.result, buffer.origin)
+        received = np.full(size, -1) if base is None else base.copy()
+        received[part] = buffer.held[places]
+        if item.base is not None and self.meaning.numbers[item.base] != buffer.origin:
+            self.add(item, "puts elements of one tile among those of another")
+        self.deliver(item, received, buffer.origin, not message)
 
     def access(
-        self, item: Op, value: Value, slots: AffineMap, layout: ThreadLayout, verb: str
-    ) -> tuple[_Buffer, Indices] | None:
-        """The accessed scratch and the scratch element of each slot, if all of that exists."""
+        self, item: ScratchStore | ScratchLoad, value: Value, size: int, verb: str
+    ) -> tuple[_Buffer, Indices, Indices] | None:
+        """The accessed scratch, the slots that take part and their scratch elements, if all of
+        that exists."""
         buffer = self.buffers.get(value)
         if buffer is None:
             self.add(item, f"accesses {value!r}, expected the result of tile.scratch")
             return None
-        if slots.size != layout.size:
-            self.add(item, f"its map has {slots.size} slots, the tile has {layout.size}")
+        part = self.part(item, item.slots, size, item.registers)
+        if part is None:
             return None
-        table = images(slots)
-        last, order = int(table.max()), buffer.order
-        if last >= order.elements:
-            self.add(item, f"{verb} element {last} of {order.slot}, which has {order.elements}")
+        places = images(item.slots)[part] - item.skip
+        first, last, order = int(places.min()), int(places.max()), buffer.order
+        if last >= order.elements or first < 0:
+            outside = last if last >= order.elements else first
+            self.add(item, f"{verb} element {outside} of {order.slot}, which has {order.elements}")
             return None
-        return buffer, table
+        return buffer, part, places
+
+    def part(
+        self, item: Op, slots: AffineMap, size: int, registers: Registers | None
+    ) -> Indices | None:
+        """The slots of the registers that take part, if the map and the registers are right."""
+        if slots.size != size:
+            self.add(item, f"its map has {slots.size} slots, the tile has {size}")
+            return None
+        if registers is None:
+            return np.arange(size)
+        count = size // self.func.threads
+        if not registers or len(set(registers)) < len(registers):
+            self.add(item, f"names registers {registers}, expected each once and one at least")
+            return None
+        if not all(0 <= register < count for register in registers):
+            self.add(item, f"names registers {registers} of {count}")
+            return None
+        threads = np.arange(self.func.threads)
+        return (np.array(registers)[:, None] * self.func.threads + threads).reshape(-1)
+
+    def elements(self, value: Value) -> Indices | None:
+        """The element in each slot of a tile, or of slots."""
+        if isinstance(value.type, TileType) and value.type.layout is not None:
+            return elements(value.type.layout)
+        return self.held.get(value)
+
+    def deliver(self, item: Op, received: Indices, origin: int, check: bool = True) -> None:
+        """The result of a move: right for its layout, or yet to be moved on."""
+        (result,) = item.results
+        if origin >= 0:
+            self.meaning.define(result, origin)
+        self.held[result] = received
+        layout = item.attributes().get("layout")
+        if check and isinstance(layout, ThreadLayout):
+            if layout.size != received.size:
+                self.add(item, f"its map has {received.size} slots, the tile has {layout.size}")
+            else:
+                self.add(item, _misplaced(received, layout))
+
+    def choose(self, item: Choose) -> None:
+        table = self.elements(item.src)
+        if table is None:
+            self.add(item, f"chooses from {item.src.type}, expected a tile with a layout")
+            return
+        threads = self.func.threads
+        if not 0 <= item.bit < threads.bit_length() - 1:
+            self.add(item, f"asks bit {item.bit} of the thread, there are {threads} threads")
+            return
+        rows = table.reshape(-1, threads)
+        if len(rows) != len(item.registers):
+            self.add(item, f"chooses {len(item.registers)} registers, expected {len(rows)}")
+            return
+        is_set = (np.arange(threads) >> item.bit & 1).astype(np.bool_)
+        made = [np.where(is_set, rows[taken], rows[clear]) for clear, taken in item.registers]
+        self.deliver(item, np.concatenate(made), self.meaning.numbers[item.src])
 
     def shuffle(self, item: Shuffle) -> None:
-        type_ = item.src.type
-        if not isinstance(type_, TileType) or type_.layout is None:
+        type_, table = item.src.type, self.elements(item.src)
+        if table is None or not isinstance(type_, TileType | SlotsType):
             self.add(item, f"shuffles {type_}, expected a tile with a layout")
             return
         self.meaning.define(item.result, self.meaning.numbers[item.src])
         if type_.dtype not in WIRE_DTYPES:
             self.add(item, f"shuffles {type_.dtype}, expected {wires()}")
-        if not item.lanes.size == type_.layout.size == item.layout.size:
-            self.add(item, f"its map has {item.lanes.size} slots, the tile has {type_.layout.size}")
+        part = self.part(item, item.lanes, table.size, item.registers)
+        if part is None:
             return
-        table = images(item.lanes)
-        groups = np.arange(item.lanes.size) // SIMD_WIDTH
-        outside = np.flatnonzero(table // SIMD_WIDTH != groups)
+        threads = self.func.threads
+        sources = images(item.lanes)[part]
+        here, there = part % threads // SIMD_WIDTH, sources % threads // SIMD_WIDTH
+        outside = np.flatnonzero(here != there)
         if outside.size:
-            slot = int(outside[0])
+            slot, source = int(part[outside[0]]), int(sources[outside[0]])
             self.add(
                 item,
-                f"slot {slot} takes from slot {table[slot]} of another simdgroup, expected one of "
-                f"simdgroup {slot // SIMD_WIDTH}",
+                f"slot {slot} takes from slot {source} of another simdgroup, expected one of "
+                f"simdgroup {slot % threads // SIMD_WIDTH}",
             )
-        else:
-            self.add(item, _misplaced(elements(type_.layout)[table], item.layout))
+            return
+        registers = (sources // threads).reshape(-1, threads)
+        if (registers != registers[:, :1]).any():
+            self.add(item, "threads take from different registers, expected one for all")
+            return
+        received = table.copy()
+        received[part] = table[sources]
+        self.deliver(item, received, self.meaning.numbers[item.src])
 
 
 def _misplaced(received: Indices, layout: ThreadLayout) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from metile_mlx.context import Stage
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.permute import Permute
-from metile_mlx.ir.planned import Shuffle
+from metile_mlx.ir.planned import Choose, ScratchLoad, Shuffle
 from metile_mlx.ir.tile import Convert
-from metile_mlx.ir.types import ScalarType, TileType
+from metile_mlx.ir.types import ScalarType, SlotsType, TileType
 from metile_mlx.target import MAX_THREADS, SIMD_WIDTH
 from metile_mlx.verify.findings import Finding
 
 # The ops whose purpose is that the result has other owners than the operand, element for element.
-_MOVES = (Convert, Permute, Shuffle)
+_MOVES = (Convert, Permute, Shuffle, Choose, ScratchLoad)
 
 
 def check_ownership(func: Func, stage: Stage, before: Func | None = None) -> list[Finding]:
@@ -51,6 +51,8 @@ def _geometry(value: Value, threads: int) -> str:
     type_ = value.type
     if isinstance(type_, ScalarType) and not type_.uniform:
         return f"{value!r} differs between threads but has no owner, expected a tile"
+    if isinstance(type_, SlotsType) and type_.size != threads * type_.registers:
+        return f"{value!r} has {type_.size} slots, expected {threads} threads' registers"
     if not isinstance(type_, TileType):
         return ""
     if type_.layout is None:

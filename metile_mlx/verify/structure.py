@@ -22,7 +22,7 @@ _OWNED = frozenset({
 })  # fmt: skip
 _COMMUNICATION = frozenset({
     planned.Scratch, planned.ScratchStore, planned.ScratchLoad, planned.Barrier, planned.Shuffle,
-    planned.Reduce,
+    planned.Reduce, planned.Choose,
 })  # fmt: skip
 _METAL = frozenset({
     metal.Constant, metal.ThreadIndex, metal.ProgramId, metal.NumPrograms, metal.Unary,

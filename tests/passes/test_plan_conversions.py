@@ -18,10 +18,12 @@ from metile_mlx.ir import planned, tile
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.types import TileType
 from metile_mlx.layout.affine import AffineMap
+from metile_mlx.layout.costs import ACCESS, BARRIER, KIBIBYTE, SHUFFLE
 from metile_mlx.layout.thread_layout import ThreadLayout
+from metile_mlx.passes.conversion_choice import lane_rule
 from metile_mlx.passes.infer_ownership import infer_ownership
-from metile_mlx.passes.plan_conversions import lane_rule, plan_conversions
-from metile_mlx.report import Allocation, LayoutConversion
+from metile_mlx.passes.plan_conversions import plan_conversions
+from metile_mlx.report import Allocation, ConversionCost, LayoutConversion
 from metile_mlx.verify import verify
 from tests.support.build import Program, chain_program, context, conversion_program
 from tests.support.profile import count
@@ -78,6 +80,9 @@ def test_c1_within_simdgroups_a_shuffle_with_the_exact_lane() -> None:
     assert communication(func) == ["tile.shuffle"]
     (shuffle,) = [item for item in func.body.ops if isinstance(item, planned.Shuffle)]
     assert shuffle.lanes == AffineMap((1, 2, 4, 8, 16, 32), 3)
+    taken = ConversionCost("shuffle", 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, SHUFFLE)
+    through = 2 * ACCESS + 2 * BARRIER + KIBIBYTE
+    other = ConversionCost("threadgroup", 0, 0, 1, 1, 2, 1, 256, 1, 1, 0, through)
     assert ctx.report.layout_conversions == [
         LayoutConversion(
             "value0",
@@ -90,6 +95,9 @@ def test_c1_within_simdgroups_a_shuffle_with_the_exact_lane() -> None:
             None,
             "lane = lane ^ 3",
             0,
+            taken,
+            [taken, other],
+            "the cheapest of 2 lowerings",
         )
     ]
     assert ctx.report.allocations == []
@@ -101,6 +109,8 @@ def test_c1_across_simdgroups_scratch_between_two_barriers() -> None:
     assert communication(func) == ["tile.scratch", *EXCHANGE]
     roles = [item.role for item in func.body.ops if isinstance(item, planned.Barrier)]
     assert roles == ["publish", "release"]
+    through = 2 * ACCESS + 2 * BARRIER + KIBIBYTE
+    taken = ConversionCost("threadgroup", 0, 0, 1, 1, 2, 1, 256, 1, 1, 0, through)
     assert ctx.report.layout_conversions == [
         LayoutConversion(
             "value0",
@@ -113,6 +123,9 @@ def test_c1_across_simdgroups_scratch_between_two_barriers() -> None:
             "scratch_f32",
             None,
             2,
+            taken,
+            [taken],
+            "the only lowering",
         )
     ]
     assert ctx.report.allocations == [Allocation("scratch_f32", "f32", 64, 256)]
@@ -291,8 +304,11 @@ def check(source: ThreadLayout, destination: ThreadLayout) -> str:
     for item in result.body.ops:
         if isinstance(item, planned.Shuffle):
             assert (item.lanes.apply(np.arange(table.size)) == table).all(), (source, destination)
+        if isinstance(item, planned.ScratchStore):
+            written = item.slots.apply(table)
         if isinstance(item, planned.ScratchLoad):
-            assert (item.slots.apply(np.arange(table.size)) == table).all(), (source, destination)
+            read = item.slots.apply(np.arange(table.size))
+            assert (read == written).all(), (source, destination)
     return fact.mechanism
 
 

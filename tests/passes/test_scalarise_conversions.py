@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, permutations
@@ -24,6 +25,7 @@ from tests.support.arithmetic import NUMPY
 from tests.support.build import Program, chain_program, conversion_program
 from tests.support.execute import execute, random_bits, same_bits
 from tests.support.profile import count
+from tests.support.register_layouts import KINDS, pair
 
 DTYPES = (f16, bf16, f32, i32, u32, bool_)
 CHAIN = 12
@@ -188,3 +190,55 @@ def test_a_general_map_of_slots_is_xor_of_masked_shifts() -> None:
     given = np.arange(64, dtype=np.float32)
     found, _ = simulate.run(func, {"x": given, "y": given}, {}, (1,))
     assert same_bits(found["y"], given)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_c6_register_tiles_of_every_kind(kind: str) -> None:
+    """20,000 pairs up to 1024 threads x 32 registers in the full profile, six dtypes."""
+    rng = random.Random(f"simulated {kind}")
+    for seed in range(count(ci=24, full=5000)):
+        registers = rng.randrange(1, 6)
+        threads = rng.randrange(6, 11 if seed % 40 == 39 else 8) if registers < 4 else 6
+        if seed % 200 == 199:
+            threads, registers = 10, 5
+        source, destination = pair(rng, threads + registers, 1 << registers, kind)
+        wish = rng.choice(["auto", "scratch", "auto", *["shuffle"] * (kind in LOCAL)])
+        simulated(source, destination, rng.choice(DTYPES), wish, seed)
+
+
+LOCAL = ("local", "registers")
+
+
+def test_c6_all_maps_of_32_threads_with_up_to_four_registers() -> None:
+    """5,040 bit permutations of 4 registers and 720 of 2, 8 constants each, in the full profile."""
+    rng = random.Random(32)
+    every = [order for bits in (6, 7) for order in permutations(range(bits))]
+    chosen = every if count(ci=0, full=1) else rng.sample(every, count(ci=40, full=0))
+    for seed, order in enumerate(chosen):
+        registers = 1 << len(order) - 5
+        for constant in rng.sample(range(1 << len(order)), count(ci=1, full=8)):
+            source = ThreadLayout.identity(1 << len(order), elements_per_thread=registers)
+            destination = ThreadLayout(order, constant, registers)
+            mechanism = simulated(source, destination, rng.choice(DTYPES), "auto", seed)
+            assert mechanism in ("unchanged", "registers", "shuffle")
+
+
+def simulated(
+    source: ThreadLayout, destination: ThreadLayout, dtype: DType, wish: str, seed: int
+) -> str:
+    """Convert random bits and compare; the cost in the report is what the program has."""
+    ctx = Context(METAL, Schedule(conversion=wish))
+    x = random_bits(dtype, source.size, seed)
+    func = lower(conversion_program(source, destination, dtype), ctx)
+    found, written = simulate.run(func, {"x0": x, "y0": np.zeros_like(x)}, {}, (1,))
+    assert same_bits(found["y0"], x), (source, destination, dtype, wish)
+    assert written["y0"].all()
+    (fact,) = ctx.report.layout_conversions
+    if fact.cost is not None:
+        counts = Counter(type(item) for item in func.body.ops)
+        assert counts[metal.Shuffle] == fact.cost.shuffles
+        assert counts[metal.Select] == fact.cost.selects
+        assert counts[metal.ThreadgroupStore] == fact.cost.stores
+        assert counts[metal.ThreadgroupLoad] == fact.cost.loads
+        assert counts[metal.Barrier] == fact.cost.barriers == 2 * fact.cost.rounds
+    return fact.mechanism

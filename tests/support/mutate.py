@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32, u16, u32
 from metile_mlx.ir import metal, planned, tile
 from metile_mlx.ir.core import Block, Func, Op, Value
-from metile_mlx.ir.types import TileType
+from metile_mlx.ir.types import SlotsType, TileType
 from metile_mlx.layout.affine import AffineMap
 from metile_mlx.layout.thread_layout import ThreadLayout
 
@@ -19,7 +20,7 @@ BARRIERS = (planned.Barrier, metal.Barrier)
 STORES = (planned.ScratchStore, metal.ThreadgroupStore)
 LOADS = (planned.ScratchLoad, metal.ThreadgroupLoad)
 SHUFFLES = (planned.Shuffle, metal.Shuffle)
-MOVES = (planned.ScratchLoad, planned.Shuffle)
+MOVES = (planned.ScratchLoad, planned.Shuffle, planned.Choose)
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,21 @@ def wrong_owner_slot(func: Func) -> Iterator[Mutant]:
     for item in ops_of(func, planned.ScratchStore, planned.ScratchLoad):
         assert isinstance(item, planned.ScratchStore | planned.ScratchLoad)
         for slots in _tampered(item.slots):
-            yield Mutant(edit(func, {item: (replace(item, slots=slots),)}), item.loc.line)
+            changed = replace(item, slots=slots)
+            # A map may differ in the slots of other rounds only.
+            if _places(changed, func.threads) != _places(item, func.threads):
+                yield Mutant(edit(func, {item: (changed,)}), item.loc.line)
+
+
+def _places(item: planned.ScratchStore | planned.ScratchLoad, threads: int) -> list[int]:
+    """The scratch element of each slot that takes part."""
+    registers = item.registers or range(item.slots.size // threads)
+    slots = [r * threads + thread for r in registers for thread in range(threads)]
+    return [item.slots.apply(slot) for slot in slots]
 
 
 def reuse_before_release(func: Func) -> Iterator[Mutant]:
-    """The release of one conversion moves behind the store of the next one to the same scratch."""
+    """A release moves behind the store that comes next to the same scratch."""
     releases = [item for item in ops_of(func, *BARRIERS) if _role(item) == "release"]
     stores = ops_of(func, *STORES)
     order = {item: position for position, item in enumerate(func.body.ops)}
@@ -166,9 +177,8 @@ def _renamed(func: Func, old: Value, like: Value) -> Func:
 
 def leave_conversion_out(func: Func) -> Iterator[Mutant]:
     """What a conversion made is replaced by what it was made from; its barriers go too."""
-    for item in ops_of(func, *MOVES):
-        source = _source(func, item)
-        line = item.loc.line
+    for line in sorted({item.loc.line for item in ops_of(func, *MOVES)}):
+        source = _source(func, line)
         gone = [
             other
             for other in func.body.ops
@@ -186,9 +196,9 @@ def leave_conversion_out(func: Func) -> Iterator[Mutant]:
         yield Mutant(func.with_body(Block(ops, func.body.args)), line)
 
 
-def _source(func: Func, item: Op) -> Value:
-    """What the conversion that `item` belongs to reads."""
-    ops = [other for other in func.body.ops if other.loc.line == item.loc.line]
+def _source(func: Func, line: int) -> Value:
+    """What the conversion in this line reads."""
+    ops = [other for other in func.body.ops if other.loc.line == line]
     made = {value for other in ops for value in other.results}
     (source,) = {
         value
@@ -209,11 +219,13 @@ def swap_store_and_load(func: Func) -> Iterator[Mutant]:
 def wrong_layout(func: Func) -> Iterator[Mutant]:
     """A move says that its result has other owners than it delivers to."""
     for item in ops_of(func, *MOVES):
-        assert isinstance(item, planned.ScratchLoad | planned.Shuffle)
-        order = item.layout.bit_order
+        assert isinstance(item, planned.ScratchLoad | planned.Shuffle | planned.Choose)
+        if item.layout is None:
+            continue
+        order, registers = item.layout.bit_order, item.layout.elements_per_thread
         for other in (
-            ThreadLayout(order, item.layout.xor_mask ^ 1),
-            ThreadLayout((order[1], order[0], *order[2:]), item.layout.xor_mask),
+            ThreadLayout(order, item.layout.xor_mask ^ 1, registers),
+            ThreadLayout((order[1], order[0], *order[2:]), item.layout.xor_mask, registers),
         ):
             yield Mutant(edit(func, {item: (replace(item, layout=other),)}), item.loc.line)
 
@@ -222,9 +234,9 @@ def wrong_result_type(func: Func) -> Iterator[Mutant]:
     """A result's type is not what its op computes; its uses agree with the lie."""
     for item in ops_of(func, *MOVES):
         (value,) = item.results
-        assert isinstance(value.type, TileType)
+        assert isinstance(value.type, TileType | SlotsType)
         for dtype in {f16, bf16, u32} - {value.type.dtype}:
-            lie = Value(value.type.with_dtype(dtype), value.name, value.loc)
+            lie = Value(replace(value.type, dtype=dtype), value.name, value.loc)
             ops = tuple(
                 replace(other, results=(lie,))
                 if other is item
@@ -232,6 +244,76 @@ def wrong_result_type(func: Func) -> Iterator[Mutant]:
                 for other in func.body.ops
             )
             yield Mutant(func.with_body(Block(ops, func.body.args)), item.loc.line)
+
+
+def wrong_choice(func: Func) -> Iterator[Mutant]:
+    """Sides exchanged, in one register and in all; another bit; a register out of its place."""
+    for item in ops_of(func, planned.Choose):
+        assert isinstance(item, planned.Choose)
+        taken = item.registers
+        real = [r for r, (a, b) in enumerate(taken) if a != b]
+        wrong: list[Op] = []
+        for register in real[:2]:
+            swapped = [(b, a) if r == register else (a, b) for r, (a, b) in enumerate(taken)]
+            wrong.append(replace(item, registers=tuple(swapped)))
+            narrowed = [(a, a) if r == register else (a, b) for r, (a, b) in enumerate(taken)]
+            wrong.append(replace(item, registers=tuple(narrowed)))
+        if real:
+            wrong.append(replace(item, registers=tuple((b, a) for a, b in taken)))
+            wrong.append(replace(item, bit=(item.bit + 1) % 5))
+        wrong.append(replace(item, registers=(taken[1], taken[0], *taken[2:])))
+        for other in wrong:
+            yield Mutant(edit(func, {item: (other,)}), item.loc.line)
+
+
+def wrong_registers(func: Func) -> Iterator[Mutant]:
+    """Of a store, load or shuffle: one register fewer, one more, and one for another."""
+    for item in ops_of(func, planned.ScratchStore, planned.ScratchLoad, planned.Shuffle):
+        assert isinstance(item, planned.ScratchStore | planned.ScratchLoad | planned.Shuffle)
+        if item.registers is None:
+            continue
+        value = item.value if isinstance(item, planned.ScratchStore) else item.results[0]
+        others = [r for r in range(planned.held(value).registers) if r not in item.registers]
+        wrong = [(*item.registers[1:], others[0]), (*item.registers, others[0])]
+        if len(item.registers) > 1:
+            wrong.append(item.registers[1:])
+        for registers in wrong:
+            changed = replace(item, registers=registers)
+            yield Mutant(edit(func, {item: (changed,)}), item.loc.line)
+
+
+def swapped_rounds(func: Func) -> Iterator[Mutant]:
+    """The store, or the load, of one round of a conversion does what that of the next one does."""
+    for kind in (planned.ScratchStore, planned.ScratchLoad):
+        found = ops_of(func, kind)
+        for one, next_ in pairwise(found):
+            assert isinstance(one, planned.ScratchStore | planned.ScratchLoad)
+            assert isinstance(next_, planned.ScratchStore | planned.ScratchLoad)
+            if one.loc.line == next_.loc.line:
+                first = replace(one, registers=next_.registers, skip=next_.skip)
+                second = replace(next_, registers=one.registers, skip=one.skip)
+                yield Mutant(edit(func, {one: (first,), next_: (second,)}), one.loc.line)
+
+
+def wrong_skip(func: Func) -> Iterator[Mutant]:
+    for item in ops_of(func, planned.ScratchStore, planned.ScratchLoad):
+        assert isinstance(item, planned.ScratchStore | planned.ScratchLoad)
+        for skip in (item.skip + 1, item.skip - 32):
+            yield Mutant(edit(func, {item: (replace(item, skip=skip),)}), item.loc.line)
+
+
+def wrong_base(func: Func) -> Iterator[Mutant]:
+    """A round puts its elements among those from before the round before it."""
+    made = {value: item for item in func.body.ops for value in item.results}
+    for item in ops_of(func, planned.ScratchLoad):
+        assert isinstance(item, planned.ScratchLoad)
+        step = None if item.base is None else made[item.base]
+        earlier = None
+        if isinstance(step, planned.ScratchLoad):
+            earlier = step.base
+        if earlier is not None:
+            changed = replace(item, base=earlier)
+            yield Mutant(edit(func, {item: (changed,)}), item.loc.line)
 
 
 FAULTS: dict[str, Callable[[Func], Iterator[Mutant]]] = {
@@ -247,3 +329,12 @@ FAULTS: dict[str, Callable[[Func], Iterator[Mutant]]] = {
     "wrong layout on a result": wrong_layout,
     "wrong type on a result": wrong_result_type,
 }
+
+REGISTER_FAULTS: dict[str, Callable[[Func], Iterator[Mutant]]] = {
+    "wrong choice": wrong_choice,
+    "wrong registers": wrong_registers,
+    "swapped rounds": swapped_rounds,
+    "wrong skip": wrong_skip,
+    "wrong base": wrong_base,
+}
+"""What can go wrong only with several values per thread."""

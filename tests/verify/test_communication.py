@@ -17,6 +17,7 @@ from metile_mlx.ir.types import PointerType, ScalarType
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.passes.infer_ownership import infer_ownership
 from metile_mlx.passes.plan_conversions import plan_conversions
+from metile_mlx.target import CPU
 from metile_mlx.verify import verify
 from tests.support import mutate
 from tests.support.build import Program, context
@@ -35,7 +36,7 @@ def planned_program() -> Func:
     last = ThreadLayout(range(6), xor_mask=3)
     flipped = p.add(tile.Convert(back, last), "flipped")
     p.emit(tile.Store(y, (p.arange(64, last, "b"),), flipped))
-    ctx = context()
+    ctx = context(CPU)
     return plan_conversions(infer_ownership(p.func(), ctx), ctx)
 
 

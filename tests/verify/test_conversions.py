@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from metile_mlx.context import Context, Stage
-from metile_mlx.dtypes import bf16, bool_, f16, f32, i32, u32
+from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32, u32
 from metile_mlx.errors import VerificationError
 from metile_mlx.ir import planned, tile
 from metile_mlx.ir.arith import UnaryKind
@@ -17,6 +18,7 @@ from metile_mlx.layout.affine import AffineMap
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.passes.infer_ownership import infer_ownership
 from metile_mlx.passes.plan_conversions import plan_conversions
+from metile_mlx.target import CPU, METAL, Target
 from metile_mlx.verify import verify
 from tests.support import mutate
 from tests.support.build import Program, chain_program, context, conversion_program
@@ -30,8 +32,8 @@ SHAPE = "ThreadLayout((3, 4, 5, 0, 1, 2))"
 
 
 def both(source: Func, ctx: Context | None = None) -> tuple[Func, Func]:
-    """The owned and the planned program."""
-    ctx = ctx or context()
+    """The owned and the planned program; without banks, so that scratch is not swizzled."""
+    ctx = ctx or context(CPU)
     owned = infer_ownership(source, ctx)
     return owned, plan_conversions(owned, ctx)
 
@@ -43,7 +45,32 @@ CASES = {
     "exchanges": both(chain_program(None, EXCHANGES)),
     "shuffles": both(chain_program(None, SHUFFLES)),
     "both": both(chain_program(None, [*SHUFFLES, *EXCHANGES, *SHUFFLES])),
-    "forced scratch": both(chain_program(None, SHUFFLES), context(conversion="scratch")),
+    "forced scratch": both(chain_program(None, SHUFFLES), context(CPU, conversion="scratch")),
+}
+
+
+def registers(
+    order: Sequence[int], per_thread: int, dtype: DType, mask: int = 5, **schedule: object
+) -> tuple[Func, Func]:
+    """Striped tiles to owners of this bit order and constant, with banks."""
+    source = ThreadLayout.identity(1 << len(order), per_thread)
+    program = conversion_program(source, ThreadLayout(order, mask, per_thread), dtype)
+    return both(program, context(METAL, **schedule))
+
+
+SMALL = Target("small", "msl", threadgroup_bytes=512)
+FOUR = ThreadLayout.identity(256, 4)
+ROUNDS = chain_program(FOUR, [(ThreadLayout((*range(2, 8), 0, 1), 9, 4), f32), (FOUR, bf16)])
+REGISTERS = {
+    "renamed": registers((0, 1, 2, 3, 4, 6, 5), 4, f32, mask=96),
+    "lanes": registers((4, 1, 2, 3, 0, 6, 5), 4, f16),
+    "one mixed bit": registers((5, 1, 2, 3, 4, 0, 6), 4, f32),
+    "two mixed bits": registers((5, 6, 2, 3, 4, 1, 0), 4, bf16),
+    "a butterfly": registers((5, 6, 7, 1, 2, 0, 3, 4), 8, bool_),
+    "everything": registers((7, 6, 5, 4, 3, 2, 1, 0), 4, f32),
+    "everything by scratch": registers((5, 6, 2, 3, 4, 1, 0), 4, i32, conversion="scratch"),
+    "what crosses": registers((0, 1, 2, 3, 4, 7, 6, 5), 4, f32, mask=0),
+    "rounds": both(ROUNDS, Context(SMALL)),
 }
 
 
@@ -54,17 +81,28 @@ def rejected(func: Func, before: Func | None) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *REGISTERS])
 def test_c4_what_the_pass_plans_is_accepted(case: str) -> None:
-    owned, func = CASES[case]
+    owned, func = (CASES | REGISTERS)[case]
     verify(func, Stage.PLANNED, context(), owned)
     verify(func, Stage.PLANNED, context())
+
+
+def test_c6_the_programs_with_registers_have_every_shape() -> None:
+    kinds = {name: [type(x).__name__ for x in f.body.ops] for name, (_, f) in REGISTERS.items()}
+    assert {"Choose"} == {*kinds["renamed"]} & {"Choose", "Shuffle", "ScratchLoad"}
+    assert {"Shuffle"} == {*kinds["lanes"]} & {"Choose", "Shuffle", "ScratchLoad"}
+    assert kinds["two mixed bits"].count("Choose") == 4
+    assert kinds["a butterfly"].count("Choose") == 6
+    assert {"ScratchLoad"} == {*kinds["everything"]} & {"Choose", "Shuffle", "ScratchLoad"}
+    assert {"Choose", "ScratchLoad"} <= {*kinds["what crosses"]}
+    assert kinds["rounds"].count("ScratchLoad") >= 3
 
 
 @pytest.mark.parametrize("fault", mutate.FAULTS)
 def test_c4_f43_every_planted_fault_is_rejected_and_names_an_op_and_its_line(fault: str) -> None:
     tried = 0
-    for owned, func in CASES.values():
+    for owned, func in (*CASES.values(), *REGISTERS.values()):
         mutant: Mutant
         for mutant in mutate.FAULTS[fault](func):
             tried += 1
@@ -73,6 +111,17 @@ def test_c4_f43_every_planted_fault_is_rejected_and_names_an_op_and_its_line(fau
             assert named, message
             # The op named stands in the line tampered with, or is the next access to that scratch.
             assert int(named[0]) >= mutant.line, message
+            assert str(mutant.line) in re.findall(r"\d+", message), message
+    assert tried >= 2, "this fault was planted nowhere"
+
+
+@pytest.mark.parametrize("fault", mutate.REGISTER_FAULTS)
+def test_c4_f38_every_fault_of_registers_and_rounds_is_rejected(fault: str) -> None:
+    tried = 0
+    for owned, func in REGISTERS.values():
+        for mutant in mutate.REGISTER_FAULTS[fault](func):
+            tried += 1
+            message = rejected(mutant.func, owned)
             assert str(mutant.line) in re.findall(r"\d+", message), message
     assert tried >= 2, "this fault was planted nowhere"
 
@@ -87,11 +136,13 @@ def finding(text: str) -> str:
 
 LOAD = (
     f"kernel.py:10:5: %converted0 = tile.scratch_load %scratch_f32, shape=(64,), layout={SHAPE}, "
-    "slots=AffineMap(columns=(8, 16, 32, 1, 2, 4), constant=0) : tile<64xf32, " + SHAPE + ">: "
+    "slots=AffineMap(columns=(8, 16, 32, 1, 2, 4), constant=0), skip=0 : tile<64xf32, "
+    + SHAPE
+    + ">: "
 )
 STORE = (
     "kernel.py:10:5: tile.scratch_store %scratch_f32, %value0, "
-    "slots=AffineMap(columns=(1, 2, 4, 8, 16, 32), constant=0): "
+    "slots=AffineMap(columns=(1, 2, 4, 8, 16, 32), constant=0), skip=0: "
 )
 
 
