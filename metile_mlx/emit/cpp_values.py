@@ -161,7 +161,7 @@ def _load_group(e: CppValues, item: LoadGroup) -> None:
 def _extract(e: CppValues, item: Extract) -> str:
     group = e.defined[item.vector]
     assert isinstance(group, LoadGroup)
-    index, mask, fill = group.parts()[item.lane]
+    index, mask, fill = group.parts()[group.part_of(item.vector, item.lane)]
     return e.load_text(group.buffer, e.operand(index), mask, fill)
 
 

@@ -178,6 +178,8 @@ class Load(Op):
     """buffer[index] where `mask` (None: always), else `fill`; no access where masked off.
 
     The register slots of one tensor load have one number, `access`, that no other access has.
+    `bounded`: whoever accesses does so within a declared view whose offsets all fit 31 bits, so
+    that the index is the element's number, never that number wrapped (SPEC K2, X8).
     """
 
     buffer: Value
@@ -185,6 +187,7 @@ class Load(Op):
     mask: Value | None = None
     fill: Value | None = None
     access: int | None = None
+    bounded: bool = False
 
     def infer(self) -> tuple[Type, ...]:
         assert isinstance(self.buffer.type, PointerType)
@@ -198,13 +201,14 @@ class Load(Op):
 
 @op("metal.store", Effect.WRITE)
 class Store(Op):
-    """buffer[index] = value where `mask` (None: always); `access` as in Load."""
+    """buffer[index] = value where `mask` (None: always); `access` and `bounded` as in Load."""
 
     buffer: Value
     index: Value
     value: Value
     mask: Value | None = None
     access: int | None = None
+    bounded: bool = False
 
     def verify(self) -> None:
         _address(self.buffer, self.index)
@@ -233,7 +237,10 @@ def _address(buffer: Value, index: Value) -> None:
 
 
 GROUP_WIDTH = 4
-"""Accesses that make a group."""
+"""Elements of a vector."""
+
+GROUP_WIDTHS = (GROUP_WIDTH, 2 * GROUP_WIDTH)
+"""Accesses that make a group: eight, two vectors, only of 16 bits each."""
 
 GROUPED_DTYPES = (f16, bf16, f32)
 """What groups hold."""
@@ -241,10 +248,11 @@ GROUPED_DTYPES = (f16, bf16, f32)
 
 @op("metal.load_group", Effect.READ)
 class LoadGroup(Op):
-    """Four loads of one tensor load, as a vector: lane k is what a Load of part k would give.
+    """Four or eight loads of one tensor load, four to a vector: part k is what its Load would give.
 
     The indices are consecutive in every thread, modulo 2**32. `checked`: whether some number may
-    have wrapped, so that they have to be compared when the kernel runs (SPEC V1, V2).
+    have wrapped, so that they have to be compared when the kernel runs (SPEC V1, V2). `bounded` as
+    in Load.
     """
 
     buffer: Value
@@ -253,10 +261,16 @@ class LoadGroup(Op):
     fills: tuple[Value | None, ...]
     checked: bool = True
     access: int | None = None
+    bounded: bool = False
 
     def infer(self) -> tuple[Type, ...]:
         assert isinstance(self.buffer.type, PointerType)
-        return (VectorType(self.buffer.type.dtype, GROUP_WIDTH),)
+        vector = VectorType(self.buffer.type.dtype, GROUP_WIDTH)
+        return (vector,) * -(-len(self.indices) // GROUP_WIDTH)
+
+    def part_of(self, vector: Value, lane: int) -> int:
+        """Which part lane `lane` of a vector is."""
+        return self.results.index(vector) * GROUP_WIDTH + lane
 
     def verify(self) -> None:
         _group(self, self.fills)
@@ -288,7 +302,7 @@ class Extract(Op):
 
 @op("metal.store_group", Effect.WRITE)
 class StoreGroup(Op):
-    """Four stores of one tensor store; `indices`, `masks` and `checked` as in LoadGroup."""
+    """Stores of one tensor store; `values` aside, all as in LoadGroup."""
 
     buffer: Value
     indices: tuple[Value, ...]
@@ -296,6 +310,7 @@ class StoreGroup(Op):
     masks: tuple[Value | None, ...]
     checked: bool = True
     access: int | None = None
+    bounded: bool = False
 
     def verify(self) -> None:
         _group(self, self.values)
@@ -306,14 +321,14 @@ class StoreGroup(Op):
 
 
 def _group(item: LoadGroup | StoreGroup, others: tuple[Value | None, ...]) -> None:
-    """Four parts, consistent with the buffer.
+    """Four or eight parts, consistent with the buffer.
 
     Raises:
         CompileError: another number of parts, or a dtype that doesn't fit.
     """
-    parts = (item.indices, item.masks, others)
-    if any(len(part) != GROUP_WIDTH for part in parts):
-        raise CompileError(f"{item.opcode} takes {GROUP_WIDTH} of each of its operands")
+    counts = {len(part) for part in (item.indices, item.masks, others)}
+    if len(counts) > 1 or not counts <= set(GROUP_WIDTHS):
+        raise CompileError(f"{item.opcode} takes 4 or 8 of each of its operands")
     for index in item.indices:
         _address(item.buffer, index)
     if len({element(index) for index in item.indices}) > 1:
@@ -321,6 +336,8 @@ def _group(item: LoadGroup | StoreGroup, others: tuple[Value | None, ...]) -> No
     assert isinstance(item.buffer.type, PointerType)
     dtype = item.buffer.type.dtype
     given = {element(value) for value in others if value is not None}
+    if len(item.indices) * dtype.bytes > 16:
+        raise CompileError(f"{item.opcode} of {len(item.indices)} {dtype}; 16 bytes are allowed")
     if dtype not in GROUPED_DTYPES or given - {dtype}:
         found = " and ".join(sorted(map(str, given))) or "nothing"
         raise CompileError(f"{item.opcode} of {found} in an array of {dtype}")

@@ -1,4 +1,4 @@
-"""Four neighbouring accesses of one tensor load or store become one group (SPEC V1)."""
+"""Four neighbouring accesses of one tensor load or store become one group, or eight (SPEC V1)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from metile_mlx.analysis.consecutive import Sums
 from metile_mlx.analysis.ranges import analyse
 from metile_mlx.context import Context
+from metile_mlx.dtypes import DType
 from metile_mlx.ir import metal
 from metile_mlx.ir.core import Block, Effect, Func, Op, Value
 from metile_mlx.ir.types import PointerType, ScalarType
 from metile_mlx.report import GroupedAccess, place
+from metile_mlx.target import CUDA
 
 Access = metal.Load | metal.Store
 Group = tuple[Access, ...]
@@ -25,62 +27,80 @@ def group_memory(func: Func, ctx: Context) -> Func:
     access itself and pure work, so no access passes another one. Results stay the Values they were.
     Each group is a fact of the report. `Schedule(vector_width=1)` leaves all as it is (SPEC V3).
     Branches hold no register tiles, so only the top level is looked at.
+
+    On CUDA eight 16-bit neighbours are one access, and the bounds of a declared view stand in for
+    the comparison of indices: its compiler would keep a branch at each group, and wait for what one
+    group loads before it asks for the next.
     """
     if ctx.schedule.vector_width == 1:
         return func
-    found = list(_Grouping(func).groups())
+    found = list(_Grouping(func, ctx.target == CUDA).groups())
     if not found:
         return func
     changes: dict[Op, tuple[Op, ...]] = {}
-    for group, checked in found:
+    for group in found:
         changes.update(dict.fromkeys(group.parts, ()))
-        changes[group.last] = _grouped(group.parts, checked)
-        _report(group.parts, ctx)
+        changes[group.last] = _grouped(group)
+        _report(group, ctx)
     ops = tuple(new for item in func.body.ops for new in changes.get(item, (item,)))
     return func.with_body(Block(ops, func.body.args))
 
 
 @dataclass(frozen=True)
-class _Four:
-    """Accesses in the order of their indices, and the one that stands last in the program."""
+class _Found:
+    """Accesses in the order of their indices, and the one that stands last in the program.
+
+    `checked`: whether the order has to be confirmed at run time.
+    """
 
     parts: Group
     last: Access
+    checked: bool
 
 
 class _Grouping:
-    """Looks for groups in one program."""
+    """Looks for groups in one program.
 
-    def __init__(self, func: Func) -> None:
+    Args:
+        is_cuda: for CUDA.
+    """
+
+    def __init__(self, func: Func, is_cuda: bool) -> None:
         self._ops = func.body.ops
+        self._is_cuda = is_cuda
         self._order = {item: position for position, item in enumerate(self._ops)}
         defined = {value: item for item in self._ops for value in item.results}
         self._wrapped = Sums(defined)
         self._exact = Sums(defined, analyse(func))
 
-    def groups(self) -> Iterator[tuple[_Four, bool]]:
-        """Every group, and whether its indices have to be compared at run time."""
+    def groups(self) -> Iterator[_Found]:
+        """Every eight and four."""
         for slots in _accesses(self._ops):
-            for parts in self._runs(slots):
+            eights: list[Group] = []
+            if self._is_cuda and _dtype(slots[0]).bits == 16:
+                eights = list(self._runs(slots, metal.GROUP_WIDTHS[-1]))
+            taken = {part for eight in eights for part in eight}
+            rest = [part for part in slots if part not in taken]
+            for parts in (*eights, *self._runs(rest, metal.GROUP_WIDTHS[0])):
                 last = max(parts, key=self._order.__getitem__)
                 if self._stays_within(parts, last):
-                    yield _Four(parts, last), not self._is_exact(parts)
+                    yield _Found(parts, last, not self._is_exact(parts))
 
-    def _runs(self, slots: Sequence[Access]) -> Iterator[Group]:
-        """Fours of slots that follow one another."""
+    def _runs(self, slots: Sequence[Access], width: int) -> Iterator[Group]:
+        """Slots that follow one another, `width` at a time."""
         rest = list(slots)
-        while len(rest) >= metal.GROUP_WIDTH:
+        while len(rest) >= width:
             away = self._wrapped.distances(rest[0].index, [slot.index for slot in rest])
             near = [(d, slot) for d, slot in zip(away, rest, strict=True) if d is not None]
             rest = [slot for d, slot in zip(away, rest, strict=True) if d is None]
             near.sort(key=lambda pair: pair[0])
             start = 0
-            while start + metal.GROUP_WIDTH <= len(near):
-                run = near[start : start + metal.GROUP_WIDTH]
-                follows = [d for d, _ in run] == list(range(run[0][0], run[0][0] + len(run)))
+            while start + width <= len(near):
+                run = near[start : start + width]
+                follows = [d for d, _ in run] == list(range(run[0][0], run[0][0] + width))
                 if follows:
                     yield tuple(slot for _, slot in run)
-                start += metal.GROUP_WIDTH if follows else 1
+                start += width if follows else 1
 
     def _stays_within(self, parts: Group, last: Access) -> bool:
         """Whether only its own access stands between first and last, and pure work on others."""
@@ -93,6 +113,9 @@ class _Grouping:
         return True
 
     def _is_exact(self, parts: Group) -> bool:
+        # Numbers below 2**31 that follow one another modulo 2**32 follow one another.
+        if self._is_cuda and all(part.bounded for part in parts):
+            return True
         away = self._exact.distances(parts[0].index, [slot.index for slot in parts])
         return away == list(range(len(parts)))
 
@@ -103,38 +126,48 @@ def _accesses(ops: Sequence[Op]) -> Iterator[list[Access]]:
     for item in ops:
         if not isinstance(item, Access) or item.access is None:
             continue
-        assert isinstance(item.buffer.type, PointerType)
         assert isinstance(item.index.type, ScalarType)
-        if item.buffer.type.dtype in metal.GROUPED_DTYPES and not item.index.type.uniform:
+        if _dtype(item) in metal.GROUPED_DTYPES and not item.index.type.uniform:
             found.setdefault((item.access, item.buffer), []).append(item)
     yield from found.values()
 
 
-def _grouped(parts: Group, checked: bool) -> tuple[Op, ...]:
-    first = parts[0]
+def _dtype(item: Access) -> DType:
+    assert isinstance(item.buffer.type, PointerType)
+    return item.buffer.type.dtype
+
+
+def _grouped(found: _Found) -> tuple[Op, ...]:
+    parts, first = found.parts, found.parts[0]
     indices = tuple(part.index for part in parts)
     masks = tuple(part.mask for part in parts)
     # The slots of one access come from one line.
+    facts = (found.checked, first.access, all(part.bounded for part in parts))
     group: metal.LoadGroup | metal.StoreGroup
     if isinstance(first, metal.Store):
         values = tuple(part.value for part in parts if isinstance(part, metal.Store))
-        group = metal.StoreGroup(first.buffer, indices, values, masks, checked, first.access)
+        group = metal.StoreGroup(first.buffer, indices, values, masks, *facts)
         return (replace(group, loc=first.loc),)
     fills = tuple(part.fill for part in parts if isinstance(part, metal.Load))
-    group = metal.LoadGroup(first.buffer, indices, masks, fills, checked, first.access)
-    name = f"{first.result.name}_group" if first.result.name else ""
-    vector = Value(group.infer()[0], name, first.loc)
-    extracts = tuple(
-        metal.Extract(vector, lane, results=part.results, loc=part.loc)
-        for lane, part in enumerate(parts)
+    group = metal.LoadGroup(first.buffer, indices, masks, fills, *facts)
+    vectors = []
+    for kind, part in zip(group.infer(), parts[:: metal.GROUP_WIDTH], strict=True):
+        name = f"{part.result.name}_group" if part.result.name else ""
+        vectors.append(Value(kind, name, first.loc))
+    extracts = (
+        metal.Extract(
+            vectors[k // metal.GROUP_WIDTH],
+            k % metal.GROUP_WIDTH,
+            results=part.results,
+            loc=part.loc,
+        )
+        for k, part in enumerate(parts)
     )
-    return (replace(group, results=(vector,), loc=first.loc), *extracts)
+    return (replace(group, results=tuple(vectors), loc=first.loc), *extracts)
 
 
-def _report(parts: Group, ctx: Context) -> None:
-    first = parts[0]
-    assert isinstance(first.buffer.type, PointerType)
-    dtype = str(first.buffer.type.dtype)
-    fact = GroupedAccess(first.buffer.name, dtype, len(parts), place(first.loc))
+def _report(found: _Found, ctx: Context) -> None:
+    first = found.parts[0]
+    fact = GroupedAccess(first.buffer.name, str(_dtype(first)), len(found.parts), place(first.loc))
     report = ctx.report
     (report.grouped_loads if isinstance(first, metal.Load) else report.grouped_stores).append(fact)

@@ -150,15 +150,15 @@ def _load(low: Lowering, item: tile.Load) -> Lowered:
     fill = low.b.constant(0, dtype) if item.fill is None else low.scalar(item.fill)
     found = []
     rows = low.rows(*item.indices, item.mask)
-    access = low.new_access(len(rows))
+    access, bounded = low.new_access(len(rows)), low.ctx.index_bits == 32
     for *indices, user_mask in rows:
         mask, at = _where(low, view, [i for i in indices if i is not None], user_mask)
         if mask is None:
-            found.append(low.b.add(metal.Load(view.source, at, access=access)))
+            found.append(low.b.add(metal.Load(view.source, at, access=access, bounded=bounded)))
         elif low.b.number(mask) == 0:
             found.append(fill)
         else:
-            found.append(low.b.add(metal.Load(view.source, at, mask, fill, access)))
+            found.append(low.b.add(metal.Load(view.source, at, mask, fill, access, bounded)))
     return (tuple(found),)
 
 
@@ -167,7 +167,7 @@ def _store(low: Lowering, item: tile.Store) -> Lowered:
     assert view.target is not None
     b = low.b
     rows = low.rows(*item.indices, item.value, item.mask)
-    access = low.new_access(len(rows))
+    access, bounded = low.new_access(len(rows)), low.ctx.index_bits == 32
     for *indices, value, user_mask in rows:
         assert value is not None
         mask, at = _where(low, view, [i for i in indices if i is not None], user_mask)
@@ -176,9 +176,10 @@ def _store(low: Lowering, item: tile.Store) -> Lowered:
             mask = b.both(mask, b.compare_number(CompareKind.EQ, b.thread, 0))
         if mask is not None and b.number(mask) == 0:
             continue
-        b.emit(metal.Store(view.target, at, value, mask, access))
+        b.emit(metal.Store(view.target, at, value, mask, access, bounded))
         if view.written is not None:
-            b.emit(metal.Store(view.written, at, b.constant(True, bool_), mask, access))
+            written = b.constant(True, bool_)
+            b.emit(metal.Store(view.written, at, written, mask, access, bounded))
     return ()
 
 

@@ -235,6 +235,39 @@ METILE_FN metile_vector4<T>::metile_vector4(const metile_packed4<T>& packed) {
     w = packed.at[3];
   }
 }
+
+// Eight neighbours of 16 bits: one access of 16 bytes where the address allows it.
+#define METILE_GROUPS_OF_8
+template <class S>
+METILE_FN bool metile_aligned16(const S* at) {
+  static_assert(sizeof(S) == 2, "eight of 16 bits");
+  return (reinterpret_cast<ulong>(at) & 15) == 0;
+}
+template <class S, class T>
+METILE_FN void metile_load8(const S* at, metile_vector4<T>& low, metile_vector4<T>& high) {
+  if (metile_aligned16(at)) {
+    ::uint4 words = *reinterpret_cast<const ::uint4*>(at);
+    low = as_type<metile_vector4<T>>(make_uint2(words.x, words.y));
+    high = as_type<metile_vector4<T>>(make_uint2(words.z, words.w));
+  } else {
+    const T* each = reinterpret_cast<const T*>(at);
+    low = metile_vector4<T>(each[0], each[1], each[2], each[3]);
+    high = metile_vector4<T>(each[4], each[5], each[6], each[7]);
+  }
+}
+template <class S, class T>
+METILE_FN void metile_store8(S* at, metile_vector4<T> low, metile_vector4<T> high) {
+  if (metile_aligned16(at)) {
+    ::uint2 a = as_type<::uint2>(low), b = as_type<::uint2>(high);
+    metile_store_words(at, make_uint4(a.x, a.y, b.x, b.y));
+  } else {
+    T* each = reinterpret_cast<T*>(at);
+    for (int i = 0; i < 4; ++i) {
+      each[i] = low[i];
+      each[4 + i] = high[i];
+    }
+  }
+}
 typedef metile_vector4<metile_float> float4;
 typedef metile_vector4<half> half4;
 typedef metile_vector4<ushort> ushort4;

@@ -26,8 +26,9 @@ _SCALARS = (metal.Load, metal.Store)
 Row: TypeAlias = "NDArray[np.uint64]"
 # What multiplies each opaque value, one number per thread; None: what is added.
 Parts: TypeAlias = "dict[Value | None, Row]"
-# One element's access: array, index, mask, and the value stored, or the fill and the result.
-Part: TypeAlias = "tuple[Value | None, ...]"
+# One element's access: array, index, mask, and the value stored, or the fill and the result; then
+# whether the bounds of a view hold it.
+Part: TypeAlias = "tuple[Value | bool | None, ...]"
 
 
 def check_grouping(func: Func, before: Func | None) -> list[Finding]:
@@ -70,7 +71,7 @@ def _consecutive(func: Func, groups: Sequence[Op]) -> list[Finding]:
         fault = wrapped.fault(item.indices)
         if fault:
             findings.append(Finding(item, fault))
-        elif not item.checked and exact.fault(item.indices):
+        elif not item.checked and not item.bounded and exact.fault(item.indices):
             text = "compares no indices, but nothing excludes that one of them wraps"
             findings.append(Finding(item, text))
     return findings
@@ -228,16 +229,17 @@ def _extracts(func: Func) -> dict[tuple[Value, int], Value]:
 def _parts(item: Op, extracted: dict[tuple[Value, int], Value]) -> list[Part]:
     match item:
         case metal.LoadGroup():
+            vectors = [(v, k) for v in item.results for k in range(metal.GROUP_WIDTH)]
             return [
-                (item.buffer, *part, extracted.get((item.result, lane)))
-                for lane, part in enumerate(item.parts())
+                (item.buffer, *part, extracted.get(lane), item.bounded)
+                for lane, part in zip(vectors, item.parts(), strict=True)
             ]
         case metal.StoreGroup():
-            return [(item.buffer, *part, None) for part in item.parts()]
+            return [(item.buffer, *part, None, item.bounded) for part in item.parts()]
         case metal.Load():
-            return [(item.buffer, item.index, item.mask, item.fill, item.result)]
+            return [(item.buffer, item.index, item.mask, item.fill, item.result, item.bounded)]
         case metal.Store():
-            return [(item.buffer, item.index, item.value, item.mask, None)]
+            return [(item.buffer, item.index, item.value, item.mask, None, item.bounded)]
         case _:
             return []
 
@@ -247,7 +249,9 @@ def _difference(item: Op, part: Part, expected: list[Part]) -> str:
     if same is None:
         return f"accesses {part[1]!r}, which this access did not before"
     names = (
-        ("mask", "fill", "result") if isinstance(item, metal.LoadGroup) else ("value", "mask", "")
+        ("mask", "fill", "result", "claim to be in bounds")
+        if isinstance(item, metal.LoadGroup)
+        else ("value", "mask", "", "claim to be in bounds")
     )
     what = next(n for n, a, b in zip(names, part[2:], same[2:], strict=True) if a is not b)
     return f"has another {what} at {part[1]!r} than the scalar before, expected the same"

@@ -15,7 +15,7 @@ from metile_mlx.ir.arith import BinaryKind
 from metile_mlx.ir.core import Block, Func
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.passes.group_memory import group_memory
-from metile_mlx.target import METAL
+from metile_mlx.target import CUDA, METAL, Target
 from tests.support import simulate
 from tests.support.arithmetic import NUMPY
 from tests.support.execute import same_bits
@@ -24,8 +24,8 @@ from tests.support.mutate import ops_of
 from tests.support.tile_program import TileProgram
 
 
-def lowered(func: Func, **options: object) -> tuple[Func, Context]:
-    ctx = Context(METAL, **options)  # type: ignore[arg-type]
+def lowered(func: Func, target: Target = METAL, **options: object) -> tuple[Func, Context]:
+    ctx = Context(target, **options)  # type: ignore[arg-type]
     return lower(func, ctx), ctx
 
 
@@ -113,6 +113,31 @@ def test_v2_indices_are_compared_where_a_number_may_wrap() -> None:
         made, _ = lowered(row_func(adjacent(256)), index_bits=bits)
         found = ops_of(made, metal.LoadGroup, metal.StoreGroup)
         assert {item.checked for item in found} == {True}  # type: ignore[attr-defined]
+
+
+def test_v2_on_cuda_the_bounds_of_a_view_stand_in_for_the_comparison() -> None:
+    """Only where offsets have 32 bits: there no element of a view lies past 2**31 - 1."""
+    for bits, checked in ((32, False), (64, True)):
+        made, _ = lowered(row_func(adjacent(256)), CUDA, index_bits=bits)
+        found = ops_of(made, metal.LoadGroup, metal.StoreGroup)
+        assert {item.checked for item in found} == {checked}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("registers", [4, 8, 16, 32])
+@pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
+def test_v1_on_cuda_eight_16_bit_neighbours_are_one_access(dtype: DType, registers: int) -> None:
+    """16 bytes at most: eights of 16 bits, fours of 32; the report gives the width."""
+    _, ctx = lowered(row_func(adjacent(1024, registers), dtype), CUDA)
+    width = 8 if dtype.bits == 16 and registers >= 8 else 4
+    for facts in (ctx.report.grouped_loads, ctx.report.grouped_stores):
+        assert [fact.width for fact in facts] == [width] * (registers // width)
+
+
+def test_v1_on_cuda_what_eights_leave_is_grouped_in_fours() -> None:
+    """Fours far apart, and eights whose middle another slot's row splits."""
+    fours = ThreadLayout((6, 7, 0, 1, 2, 3, 4, 5, 8), 0, 8)
+    _, ctx = lowered(row_func(fours, f16), CUDA)
+    assert [fact.width for fact in ctx.report.grouped_loads] == [4, 4]
 
 
 def test_v1_a_mask_of_some_lanes_only() -> None:
@@ -207,13 +232,14 @@ def test_k7_written_masks_stay_beside_grouped_stores() -> None:
     assert found["x_written"].tolist() == [True] * 249 + [False]
 
 
+@pytest.mark.parametrize("target", [METAL, CUDA], ids=lambda target: target.name)
 @pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
 @pytest.mark.parametrize("bits", [32, 64])
-def test_v1_groups_mean_what_scalars_mean(dtype: DType, bits: int) -> None:
+def test_v1_groups_mean_what_scalars_mean(dtype: DType, bits: int, target: Target) -> None:
     """Ragged rows, shifted and wrapping origins, masks of every third element."""
     for thirds in (False, True):
-        func = row_func(adjacent(128), dtype, thirds=thirds)
-        grouped = lowered(func, index_bits=bits)[0]
+        func = row_func(adjacent(256, 8), dtype, thirds=thirds)
+        grouped = lowered(func, target, index_bits=bits)[0]
         plain = lowered(func, index_bits=bits, schedule=SCALAR)[0]
         for n, start in ((300, 0), (301, 1), (127, -3), (50, -129), (9, 2**31 - 2), (9, -(2**31))):
             x = np.random.default_rng(n).integers(0, 100, n).astype(np.float32)

@@ -160,6 +160,7 @@ def rows() -> Iterator[Case]:
     layouts = {
         "4 adjacent": grouped.adjacent(256),
         "8 adjacent": grouped.adjacent(512, 8),
+        "16 adjacent": grouped.adjacent(512, 16),
         "4 adjacent, flipped": grouped.adjacent(128, 4, xor_mask=5),
         "4 striped": grouped.striped(256),
     }

@@ -254,12 +254,12 @@ def _load_group(group: Group, item: metal.LoadGroup) -> tuple[Array, ...]:
     for lane, (index, mask, fill) in enumerate(item.parts()):
         active = group.lanes(mask)
         # The scalar path takes each index as it is; the vector lies behind the first.
-        at = np.where(
-            together, first + lane, _in_array(group, group.values[index], active, data.size, item)
-        )
+        at = _in_array(group, group.values[index], active, data.size, item)
+        at = np.where(together, first + lane, at)
         other = np.zeros(1, data.dtype) if fill is None else group.values[fill]
         lanes.append(np.where(active, data[np.where(active, at, 0)], other))
-    return (np.stack(lanes, axis=1),)
+    width = metal.GROUP_WIDTH
+    return tuple(np.stack(lanes[k : k + width], axis=1) for k in range(0, len(lanes), width))
 
 
 def _store_group(group: Group, item: metal.StoreGroup) -> tuple[Array, ...]:
@@ -275,7 +275,7 @@ def _store_group(group: Group, item: metal.StoreGroup) -> tuple[Array, ...]:
 
 
 def _together(group: Group, item: metal.LoadGroup | metal.StoreGroup) -> tuple[Array, Array]:
-    """The threads that access a vector, and where it starts."""
+    """The threads that access vectors, and where these start."""
     everywhere = np.logical_and.reduce([group.lanes(mask) for mask in item.masks])
     indices = [group.spread(group.values[index]).astype(np.int64) for index in item.indices]
     follows = np.logical_and.reduce([at == indices[0] + lane for lane, at in enumerate(indices)])

@@ -15,7 +15,7 @@ from metile_mlx.ir import metal
 from metile_mlx.ir.core import Block, Func, Op, Value
 from metile_mlx.ir.types import PointerType, VectorType
 from metile_mlx.passes.group_memory import group_memory
-from metile_mlx.target import METAL
+from metile_mlx.target import CUDA, METAL
 from metile_mlx.verify import verify
 from tests.support.grouped import adjacent, row_func, striped
 from tests.support.mutate import edit, ops_of, under_condition
@@ -179,12 +179,44 @@ def test_v4_groups_stand_at_the_top_level() -> None:
 
 
 def test_v4_a_group_that_compares_nothing_needs_a_proof() -> None:
-    """`checked` may be left out only where ranges exclude that an index wraps."""
-    error = rejected(edit(AFTER, {LOAD: (changed(LOAD, checked=False),)}))
+    """`checked` may be left out where ranges exclude that an index wraps, or a view's bounds do."""
+    verify(edit(AFTER, {LOAD: (changed(LOAD, checked=False),)}), Stage.THREAD, Context(METAL))
+    error = rejected(edit(AFTER, {LOAD: (changed(LOAD, checked=False, bounded=False),)}))
     assert "compares no indices, but nothing excludes that one of them wraps" in error.message
     known = lower(row_func(adjacent(256), extent=200), Context(METAL))
     assert not ops_of(known, metal.LoadGroup)[0].checked  # type: ignore[attr-defined]
     verify(known, Stage.THREAD, Context(METAL))
+
+
+def test_v4_bounds_that_the_scalars_do_not_claim() -> None:
+    """64-bit offsets may pass 2**31: there an access is not `bounded`, and no group may be."""
+    wide = Context(METAL, Schedule(vector_width=1), index_bits=64)
+    before = lower(row_func(adjacent(256)), wide)
+    after = group_memory(before, Context(METAL))
+    (load,) = ops_of(after, metal.LoadGroup)
+    claimed = edit(after, {load: (changed(load, checked=False, bounded=True),)})
+    assert "has another claim to be in bounds at" in rejected(claimed, before).message
+
+
+@pytest.mark.parametrize("registers", [8, 16])
+def test_v4_faults_in_eights(registers: int) -> None:
+    """CUDA's groups of eight: an index out of order in the second vector, a lane of the other."""
+    before = lower(row_func(adjacent(512, registers), f16), SCALAR)
+    after = group_memory(before, Context(CUDA))
+    load = ops_of(after, metal.LoadGroup)[0]
+    assert isinstance(load, metal.LoadGroup)
+    assert len(load.indices) == 8
+    verify(after, Stage.THREAD, Context(CUDA), before)
+    *others, seventh, eighth = load.indices
+    damaged = edit(after, {load: (replace(load, indices=(*others, eighth, seventh)),)})
+    assert "index 6 lies 7 elements behind the first" in rejected(damaged, before).message
+    low, high = ops_of(after, metal.Extract)[3:5]
+    assert isinstance(low, metal.Extract)
+    assert isinstance(high, metal.Extract)
+    other = {low: (replace(low, vector=high.vector),), high: (replace(high, vector=low.vector),)}
+    assert "has another result at" in rejected(edit(after, other), before).message
+    error = rejected(edit(after, {load: (replace(load, indices=load.indices[:7]),)}))
+    assert "takes 4 or 8 of each of its operands" in error.message
 
 
 def test_v4_wrong_dtypes() -> None:
@@ -214,7 +246,7 @@ def test_v4_wrong_dtypes() -> None:
 def test_v4_groups_of_another_size() -> None:
     for name in ("indices", "masks", "fills"):
         func = edit(AFTER, {LOAD: (changed(LOAD, **{name: getattr(LOAD, name)[:3]}),)})
-        assert "metal.load_group takes 4 of each of its operands" in rejected(func).message
+        assert "metal.load_group takes 4 or 8 of each of its operands" in rejected(func).message
 
 
 def test_v4_vectors_have_no_other_use() -> None:
