@@ -67,6 +67,7 @@ class Context:
         schedule: the user's wishes.
         index_bits: width of memory offsets, 32 or 64 (SPEC X8).
         masked_outputs: names of read_write parameters that get a written-mask output (SPEC K7).
+        propagate_ranges: False forgets the ranges of values, to count what they remove (SPEC R5).
         report: facts; passes append to it.
     """
 
@@ -75,4 +76,5 @@ class Context:
     index_bits: int = 32
     masked_outputs: frozenset[str] = frozenset()
     math_mode: str = "safe"
+    propagate_ranges: bool = True
     report: ExecutionReport = field(default_factory=ExecutionReport)

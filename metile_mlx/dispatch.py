@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -268,18 +268,19 @@ class Dispatch:
         is_msl = own is not None and own.language == "msl"
         return recorded(self._request(self._values, own if is_msl else METAL)).text
 
-    def device_code(self) -> cuda_compile.Compiled:
+    def device_code(self, *, propagate_ranges: bool = True) -> cuda_compile.Compiled:
         """What nvcc makes of the text for CUDA, on a machine without a GPU too (SPEC X9).
 
-        Registers, spills, shared memory, and the width of memory accesses; takes seconds.
+        Registers, spills, shared memory, the width of memory accesses and the number of branches;
+        takes seconds. Without `propagate_ranges` it is of a text whose bounds checks are all there.
 
         Raises:
             BackendError: there is no nvcc.
             CompileError: nvcc refuses the text.
         """
-        source = self._request(self._values, CUDA).source
-        assert source is not None
-        return cuda_compile.compile_all([source])[0]
+        key = self._text_key(self._values, CUDA, self._outputs(self._values))
+        text = self._specialisation.text(replace(key, propagate_ranges=propagate_ranges))
+        return cuda_compile.compile_all([text.source])[0]
 
     def _bind(self, scalars: tuple[Scalar, ...], key: tuple[object, ...]) -> Launch:
         self._check_scalars(scalars)

@@ -32,6 +32,7 @@ class TextKey:
     math_mode: str
     index_bits: int
     masked_outputs: frozenset[str]
+    propagate_ranges: bool = True
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,13 @@ class Specialisation:
         )
         report.timings.append(Timing("translate", "frontend", self.seconds))
         ctx = Context(
-            key.target, key.schedule, key.index_bits, key.masked_outputs, key.math_mode, report
+            key.target,
+            key.schedule,
+            key.index_bits,
+            key.masked_outputs,
+            key.math_mode,
+            key.propagate_ranges,
+            report,
         )
         source = compile_kernel(self.func, ctx)
         report.threads = source.threads

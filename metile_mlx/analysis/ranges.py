@@ -51,10 +51,14 @@ def full(dtype: DType) -> Interval:
 
 
 class Ranges:
-    """Intervals of the integer and bool values of one kernel of `threads` threads."""
+    """Intervals of the integer and bool values of one kernel of `threads` threads.
 
-    def __init__(self, threads: int) -> None:
+    Without `propagate` only constants are known, to see what the rest is worth.
+    """
+
+    def __init__(self, threads: int, propagate: bool = True) -> None:
         self.threads = threads
+        self._propagate = propagate
         self._known: dict[Value, Interval] = {}
 
     def of(self, value: Value) -> Interval:
@@ -72,7 +76,7 @@ class Ranges:
     def record(self, item: Op) -> None:
         """Work out the results of `item`; its operands, and ops in its blocks, come first."""
         rule = _RULES.get(type(item))
-        if rule is None:
+        if rule is None or not (self._propagate or isinstance(item, metal.Constant)):
             return
         for value, interval in zip(item.results, rule(self, item), strict=False):
             if interval is not None and _is_discrete(value):

@@ -36,12 +36,19 @@ class LaneBuilder:
     """A Builder of metal ops for a threadgroup of `threads` threads, a power of two.
 
     Ops built outside `at` belong to `loc`. With `masked` the thread index is masked to its exact
-    range, which tells a Metal compiler which of its bits are zero (SPEC R5).
+    range, which tells a Metal compiler which of its bits are zero (SPEC R5). `propagate_ranges` as
+    in Context.
     """
 
-    def __init__(self, threads: int, loc: Loc = NOWHERE, masked: bool = False) -> None:
+    def __init__(
+        self,
+        threads: int,
+        loc: Loc = NOWHERE,
+        masked: bool = False,
+        propagate_ranges: bool = True,
+    ) -> None:
         self.threads = threads
-        self.ranges = Ranges(threads)
+        self.ranges = Ranges(threads, propagate_ranges)
         self.forms = Forms(threads)
         self._builder = Builder(loc)
         # Integer constants that are in scope.

@@ -46,7 +46,7 @@ class Lowering:
         self.func = func
         self.ctx = ctx
         self.rules = rules
-        self.b = LaneBuilder(func.threads, func.loc, masked=_holds_registers(func))
+        self.b = LaneBuilder(func.threads, func.loc, _holds_registers(func), ctx.propagate_ranges)
         self.slots: dict[Value, Slots] = {}
         self.views: dict[Value, View] = {}
         self.pointers: dict[Value, Pointers] = {}
