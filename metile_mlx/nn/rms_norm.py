@@ -96,7 +96,7 @@ class _Norm:
                 *arguments,
                 N=columns,
                 BLOCK=_block(columns),
-                LAYOUT=row_layout(backend, dtype, _block(columns)),
+                LAYOUT=row_layout(backend, dtype, columns, _block(columns)),
                 ROUND_NORMALISED=self._rounded,
                 WEIGHTED=weight is not None,
                 stream=self._stream,

@@ -251,12 +251,29 @@ def test_streams() -> None:
 @pytest.mark.parametrize("dtype", list(CPU_VALUES))
 def test_b1_every_block_has_a_legal_layout_on_the_cpu_and_none_elsewhere(dtype: Any) -> None:
     for bit in range(5, 16):
-        held = row_layout("cpu", dtype, 1 << bit)
+        held = row_layout("cpu", dtype, (1 << bit) - 1, 1 << bit)
         assert held is not None
         assert held.size == 1 << bit
         assert held == metile.ThreadLayout.identity(1 << bit, held.elements_per_thread)
-        for other in ("metal", "cuda", "emulator", "reference"):
-            assert row_layout(other, dtype, 1 << bit) is None
+        for other in ("metal", "emulator", "reference"):
+            assert row_layout(other, dtype, 1 << bit, 1 << bit) is None
+
+
+@pytest.mark.parametrize("dtype", list(CPU_VALUES))
+def test_b1_rows_of_whole_16_bytes_are_grouped_on_cuda(dtype: Any) -> None:
+    """Others begin anywhere: striped. Each holds the block, in 32 to 1024 threads."""
+    near = 16 // dtype.bytes
+    for bit in range(5, 16):
+        block = 1 << bit
+        for columns in (block, block - near, block - 1):
+            held = row_layout("cuda", dtype, columns, block)
+            assert held is not None
+            assert held.size == block
+            count = min(near, held.elements_per_thread)
+            first = [held.logical_index(0, register) for register in range(count)]
+            is_grouped = columns % near == 0 and block // 32 >= near
+            step = 1 if is_grouped else held.thread_count
+            assert first == [step * register for register in range(count)]
 
 
 def test_gradient_rows_divide_the_rows() -> None:
