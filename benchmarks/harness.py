@@ -28,11 +28,17 @@ class Arm:
         name: unique among the arms of a measurement.
         run: does the work `repeats` times and waits for the results, which it returns.
         repeats: times of the work in one `run`.
+        prepare: called before each `run`, outside the timed span; what it returns goes to `run`.
     """
 
     name: str
-    run: Callable[[], Any]
+    run: Callable[..., Any]
     repeats: int = 1
+    prepare: Callable[[], Any] | None = None
+
+    def given(self) -> tuple[Any, ...]:
+        """Arguments for one `run`."""
+        return () if self.prepare is None else (self.prepare(),)
 
 
 @dataclass(frozen=True)
@@ -161,11 +167,11 @@ def measure(
     if len(by_name) < len(arms):
         raise ValueError(f"arms share a name: {[arm.name for arm in arms]}")
     for arm in arms:
-        problem = check(arm, arm.run())
+        problem = check(arm, arm.run(*arm.given()))
         if problem is not None:
             raise WrongResult(f"{arm.name}: {problem}")
     for arm in arms * max(warmup, 0):
-        arm.run()
+        arm.run(*arm.given())
     times: dict[str, list[float]] = {name: [] for name in by_name}
     gc.collect()
     was_enabled = gc.isenabled()
@@ -174,11 +180,12 @@ def measure(
         for order in rotations(list(by_name), rounds):
             for name in order:
                 arm = by_name[name]
+                given = arm.given()
                 start = clock()
-                made = arm.run()
+                made = arm.run(*given)
                 times[name].append((clock() - start) / arm.repeats)
                 # Results are freed outside the timed span.
-                del made
+                del made, given
     finally:
         if was_enabled:
             gc.enable()

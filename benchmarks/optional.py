@@ -1,7 +1,8 @@
 """Packages the benchmarks can live without, or need a word about: tried once, here.
 
 `Console` and `Table` (rich) are None where it is missing: tables are plain then. `yaml` is None
-where PyYAML is missing: `read_yaml` says how to get it; `plot_axes` does so for matplotlib.
+where PyYAML is missing: `read_yaml` says how to get it; `plot_axes` does so for matplotlib. Where
+`torch` or `triton` is missing both are None, and a benchmark on a GPU leaves their arms out.
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ try:
     from matplotlib.figure import Figure
 except ImportError:
     Figure = None  # type: ignore[assignment,misc]
+
+try:
+    import torch
+    import triton
+    import triton.language
+except ImportError:
+    torch = triton = None
 
 
 def plot_axes(count: int, size: tuple[float, float]) -> tuple[Any, Any]:

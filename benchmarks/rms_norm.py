@@ -3,10 +3,16 @@
     python -m benchmarks.rms_norm [--quick] [--output-json FILE] [--chart FILE] [--strict]
 
 Arms, all with resident inputs and one output: `metile.rms_norm`, which picks its own layout; the
-same kernel in layouts named `striped N` and `adjacent N` (values per thread); `mx.fast.rms_norm`;
-the compiled f32 graph of MLX operations with one cast at the end; and a copy of the rows by a
-kernel, which is what memory allows. Each arm is checked against its own float64 reference (rounded
+same kernel in stated layouts (`benchmarks/rms_norm_arms.py` names them; `x1`: no grouped accesses);
+`mx.fast.rms_norm`; the compiled f32 graph of MLX operations with one cast at the end; and a copy of
+the rows by a kernel, which is what memory allows. On CUDA also `mx.negative`, which moves as much,
+and where they are installed a Triton kernel, PyTorch's `rms_norm`, and PyTorch's `copy_`, which is
+the copy that ratios are of there. Each arm is checked against its own float64 reference (rounded
 twice, as MLX does, or once) before any is timed; arms alternate in one process.
+
+On CUDA an evaluation holds 50 operations of half a GiB in and half a GiB out, so that the launch
+and the wait at its end are a small share, and MLX's graph of them is built before the clock starts:
+`benchmarks.compile_latency` measures that part.
 """
 
 from __future__ import annotations
@@ -19,220 +25,164 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 import metile_mlx as metile
 from benchmarks.allocator import keep_freed_memory
 from benchmarks.charts import draw
 from benchmarks.harness import Arm, Goal, Summary, WrongResult, calibrated, measure, ratio
 from benchmarks.record import device_line, environment, print_table, verdict, write_json
-from metile_kernels.rmsnorm import rmsnorm_register
+from benchmarks.rms_norm_arms import (
+    COPY,
+    DTYPES,
+    FAST,
+    GRAPH,
+    OURS,
+    TORCH_COPY,
+    TRITON,
+    Case,
+    Layout,
+    Side,
+    checker,
+    sides,
+)
 
-EPS = 1e-5
-DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
-# Bits of the mantissa, the hidden one not counted.
-MANTISSA = {"f32": 23, "f16": 10, "bf16": 7}
-OURS, FAST, GRAPH, COPY = "metile.rms_norm", "mx.fast.rms_norm", "f32 graph", "copy"
 # On two cores, at 4096 rows: how many times as fast as mx.fast.rms_norm.
 TARGETS = {"f32": 4.0, "f16": 20.0, "bf16": 8.0}
 TARGET_ROWS = 4096
 TARGET_WIDTHS = (1009, 1024)
+# On an H200, of the bandwidth of another arm: aligned widths of 1024 and more, and 1009.
+ALIGNED = {FAST: 0.95, TORCH_COPY: 0.91, TRITON: 0.97}
+RAGGED = {"f32": {FAST: 1.85}, "f16": {FAST: 3.2, TRITON: 1.4}, "bf16": {FAST: 3.2}}
 # Seconds of one timed run, and the most bytes of results alive in it.
 SECONDS_PER_RUN = 0.02
 MOST_BYTES = 1 << 28
-Layout = tuple[str, int]
-Measured = list[tuple["Case", dict[str, Summary]]]
-
-
-@dataclass(frozen=True)
-class Case:
-    """Rows of one width and dtype."""
-
-    dtype: str
-    width: int
-    rows: int
-
-    @property
-    def bytes(self) -> int:
-        """Of the input, or the output."""
-        return self.rows * self.width * DTYPES[self.dtype].size
-
-    @property
-    def name(self) -> str:
-        """For tables."""
-        return f"{self.dtype} {self.rows} x {self.width}"
+Measured = list[tuple[Case, dict[str, Summary]]]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured."""
+    """What is measured.
+
+    Attributes:
+        rows: of each width; or as many as fill `megabytes`.
+        operations: in one evaluation on a GPU; None: as many as take SECONDS_PER_RUN.
+    """
 
     widths: tuple[int, ...]
     rows: tuple[int, ...]
     layouts: tuple[Layout, ...]
     rounds: int
+    megabytes: int = 0
+    operations: int | None = None
 
     def cases(self) -> list[Case]:
-        """Every combination, but none of more than 64 MiB."""
+        """Every combination; without `megabytes`, none of more than 64 MiB."""
+        if self.megabytes:
+            sizes = [(d, w, DTYPES[d].size * w) for d in DTYPES for w in self.widths]
+            return [Case(d, w, (self.megabytes << 20) // size) for d, w, size in sizes]
         found = [Case(d, w, r) for d in DTYPES for w in self.widths for r in self.rows]
         return [case for case in found if case.bytes <= 1 << 26]
 
 
-FULL = Plan(
-    (256, 1009, 1024, 2048, 4096, 8192),
-    (1, 64, TARGET_ROWS),
-    (("striped", 4), ("striped", 8), ("striped", 16), ("striped", 32), ("adjacent", 4)),
-    15,
-)
-QUICK = Plan(TARGET_WIDTHS, (64, TARGET_ROWS), (("striped", 4), ("striped", 16)), 7)
+WIDTHS = (256, 1009, 1024, 2048, 4096, 8192)
+STRIPED = tuple(Layout("striped", values) for values in (4, 8, 16, 32))
+FULL = Plan(WIDTHS, (1, 64, TARGET_ROWS), (*STRIPED, Layout("adjacent", 4)), 15)
+QUICK = Plan(TARGET_WIDTHS, (64, TARGET_ROWS), (STRIPED[0], STRIPED[2]), 7)
+GROUPED = tuple(Layout("grouped", values) for values in (8, 16, 32))
+CUDA_LAYOUTS = (STRIPED[1], STRIPED[3], *GROUPED, Layout("grouped", 16, 1))
+CUDA = Plan(WIDTHS, (), CUDA_LAYOUTS, 3, megabytes=512, operations=50)
+CUDA_QUICK = Plan(TARGET_WIDTHS, (), GROUPED[1:], 3, megabytes=512, operations=50)
 
 
-@metile.kernel
-def copied(x, y, N: metile.constexpr, LAYOUT: metile.constexpr):
-    """y = x, a row per program."""
-    shape = (metile.num_programs(0), N)
-    source = metile.tensor(x, shape=shape, access="read")
-    destination = metile.tensor(y, shape=shape, access="write")
-    columns = metile.arange(0, LAYOUT.size, layout=LAYOUT)
-    row = metile.program_id(0)
-    destination.store((row, columns), source.load((row, columns)))
-
-
-@mx.compile
-def f32_graph(x: mx.array, w: mx.array) -> mx.array:
-    """All in f32, one cast at the end."""
-    wide = x.astype(mx.float32)
-    scale = mx.rsqrt(mx.mean(wide * wide, axis=-1, keepdims=True) + EPS)
-    return (wide * scale * w.astype(mx.float32)).astype(x.dtype)
-
-
-def block_of(width: int) -> int:
-    """The power of two, 32 at least, that holds a row."""
-    return max(32, 1 << (width - 1).bit_length())
-
-
-def thread_layout(layout: Layout, block: int) -> metile.ThreadLayout | None:
-    """The layout of this name on a block, or None where it is not a legal one."""
-    kind, values = layout
-    if not 32 <= block // values <= 1024:
-        return None
-    bits, low = block.bit_length() - 1, values.bit_length() - 1
-    order = (*range(bits - low, bits), *range(bits - low)) if kind == "adjacent" else range(bits)
-    return metile.ThreadLayout(order, elements_per_thread=values)
-
-
-def works(case: Case, x: mx.array, w: mx.array, plan: Plan) -> dict[str, Callable[[], mx.array]]:
-    """The work of each arm: a function that returns a lazy result."""
-    block = block_of(case.width)
-    out = metile.empty(x.shape, x.dtype)
-    found: dict[str, Callable[[], mx.array]] = {
-        OURS: lambda: metile.rms_norm(x, w, EPS),
-        FAST: lambda: mx.fast.rms_norm(x, w, EPS),
-        GRAPH: lambda: f32_graph(x, w),
-    }
-    for layout in plan.layouts:
-        held = thread_layout(layout, block)
-        if held is not None:
-            dispatch = rmsnorm_register[(case.rows,)].prepare(
-                x, w, out, EPS, N=case.width, BLOCK=block, LAYOUT=held, ROUND_NORMALISED=True
-            )
-            found[f"{layout[0]} {layout[1]}"] = _call(dispatch, x, w, out, EPS)
-    held = thread_layout(("striped", max(1, min(16, block // 32))), block)
-    moving = copied[(case.rows,)].prepare(x, out, N=case.width, LAYOUT=held)
-    found[COPY] = _call(moving, x, out)
-    return found
-
-
-def _call(dispatch: metile.Dispatch, *arguments: Any) -> Callable[[], mx.array]:
-    return lambda: dispatch(*arguments)
-
-
-def as_float64(x: mx.array) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The values, exactly."""
-    return np.array(x.astype(mx.float32)).astype(np.float64)
-
-
-def rounded(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """Float64 values to the nearest of the dtype; exponents beyond its range do not occur here."""
-    mantissa, exponent = np.frexp(values)
-    scale = 2.0 ** (MANTISSA[dtype] + 1)
-    return np.ldexp(np.round(mantissa * scale) / scale, exponent)
-
-
-def checker(case: Case, x: mx.array, w: mx.array) -> Callable[[Arm, Any], str | None]:
-    """Compares what an arm returns with its own reference in float64."""
-    wide, weight = as_float64(x), as_float64(w)
-    normal = wide / np.sqrt((wide * wide).mean(axis=1, keepdims=True) + EPS)
-    once = rounded(normal * weight, case.dtype)
-    twice = rounded(rounded(normal, case.dtype) * weight, case.dtype)
-    # An f32 result has the rounding of a sum of squares in it, and of three products.
-    step = 2.0 ** -MANTISSA[case.dtype]
-    allowed = 2e-6 if case.dtype == "f32" else 1.01 * step
-
-    def check(arm: Arm, made: Any) -> str | None:
-        expected = {COPY: wide, GRAPH: once}.get(arm.name, twice)
-        found = as_float64(made[-1])
-        if found.shape != expected.shape:
-            return f"{case.name}: the shape is {found.shape}"
-        # Rounding twice can move the second result by one step more than the first one's.
-        error = np.abs(found - expected) / np.maximum(np.abs(expected), 2.0**-14)
-        limit = 0.0 if arm.name == COPY else allowed * (1 + (expected is twice))
-        worst = float(error.max())
-        return None if worst <= limit else f"{case.name}: relative error {worst:.3g} > {limit:.3g}"
-
-    return check
-
-
-def run_case(case: Case, plan: Plan, seed: int = 0) -> dict[str, Summary]:
+def run_case(case: Case, plan: Plan) -> dict[str, Summary]:
     """The times of each arm.
 
     Raises:
         WrongResult: an arm computes something else; nothing was timed.
     """
-    keys = mx.random.split(mx.random.key(seed), 2)
-    x = mx.random.normal((case.rows, case.width), key=keys[0]).astype(DTYPES[case.dtype])
-    w = mx.random.uniform(0.5, 2, (case.width,), key=keys[1]).astype(DTYPES[case.dtype])
-    mx.eval(x, w)
-    work = works(case, x, w, plan)
-    most = max(1, MOST_BYTES // case.bytes)
-    repeats = calibrated(lambda: mx.eval(work[OURS]()), SECONDS_PER_RUN, min(most, 200))
-    arms = [Arm(name, _run(one, repeats), repeats) for name, one in work.items()]
-    return measure(arms, checker(case, x, w), plan.rounds, warmup=1)
+    is_gpu = plan.operations is not None
+    arms: list[Arm] = []
+    checks: dict[str, Callable[[Arm, Any], str | None]] = {}
+    for side in sides(case, plan.layouts, is_gpu):
+        work = side.works()
+        if plan.operations is None:
+            most = max(1, MOST_BYTES // case.bytes)
+            repeats = calibrated(_once(side, work[OURS]), SECONDS_PER_RUN, min(most, 200))
+        else:
+            repeats = plan.operations
+        check = checker(case, side)
+        for name, one in work.items():
+            arms.append(_arm(name, side, one, repeats, is_gpu))
+            checks[name] = check
+    return measure(arms, lambda arm, made: checks[arm.name](arm, made), plan.rounds, warmup=1)
 
 
-def _run(work: Callable[[], mx.array], repeats: int) -> Callable[[], list[mx.array]]:
-    def run() -> list[mx.array]:
-        made = [work() for _ in range(repeats)]
-        mx.eval(made)
+def _once(side: Side, work: Callable[[], Any]) -> Callable[[], None]:
+    return lambda: side.wait([work()])
+
+
+def _arm(name: str, side: Side, work: Callable[[], Any], repeats: int, is_gpu: bool) -> Arm:
+    """Many of one work and the wait for them; on a GPU MLX's graph is there before."""
+
+    def started() -> list[Any]:
+        return [work() for _ in range(repeats)]
+
+    def finished(made: list[Any]) -> list[Any]:
+        side.wait(made)
         return made
 
-    return run
+    if is_gpu and isinstance(work(), mx.array):
+        return Arm(name, finished, repeats, started)
+    return Arm(name, lambda: finished(started()), repeats)
 
 
 def goals(measured: Measured) -> list[Goal]:
-    """What was promised for a CPU of two cores."""
-    return [
-        Goal(
-            f"{case.name}: time / time of mx.fast.rms_norm",
-            ratio(times, OURS, FAST),
-            1 / TARGETS[case.dtype],
-            "",
-        )
-        for case, times in measured
-        if case.rows == TARGET_ROWS and case.width in TARGET_WIDTHS
-    ]
+    """What was promised: for a CPU of two cores, or for an H200 where its copy was measured."""
+    found = []
+    for case, times in measured:
+        wanted: dict[str, float] = {}
+        if TORCH_COPY in times:
+            if case.width in TARGET_WIDTHS or case.width > max(TARGET_WIDTHS):
+                wanted = RAGGED[case.dtype] if case.width % 8 else ALIGNED
+        elif case.rows == TARGET_ROWS and case.width in TARGET_WIDTHS:
+            wanted = {FAST: TARGETS[case.dtype]}
+        for other, factor in wanted.items():
+            if other in times:
+                name = f"{case.name}: time / time of {other}"
+                found.append(Goal(name, ratio(times, OURS, other), 1 / factor, ""))
+    return found
+
+
+def copy_of(times: dict[str, Summary]) -> str:
+    """The copy that ratios are of."""
+    return TORCH_COPY if TORCH_COPY in times else COPY
 
 
 def table(measured: Measured) -> None:
     """Medians in microseconds, and how many times as fast as the others ours is."""
-    names = list(max((times for _, times in measured), key=len))
-    head = ["case", *(f"{name} us" for name in names), "times mx.fast", "times graph", "of copy"]
+    names = list(dict.fromkeys(name for _, times in measured for name in times))
+    ratios = ["x mx.fast", "x graph", "of copy"]
     lines = []
     for case, times in measured:
         cells = [f"{times[n].median * 1e6:.1f}" if n in times else "" for n in names]
-        ratios = [f"{ratio(times, other, OURS):.2f}" for other in (FAST, GRAPH, COPY)]
-        lines.append([case.name, *cells, *ratios])
-    print_table("median time of one norm", head, lines)
+        others = (FAST, GRAPH, copy_of(times))
+        lines.append([case.name, *cells, *(f"{ratio(times, other, OURS):.2f}" for other in others)])
+    print_table(
+        "median time of one norm, us, and its speed",
+        ["case", *names, *ratios],
+        lines,
+    )
+    if any(TORCH_COPY in times for _, times in measured):
+        rates = [
+            [case.name, *(_rate(case, times.get(n)) for n in names)] for case, times in measured
+        ]
+        print_table("TB/s, read and written, and the spread in percent", ["case", *names], rates)
+
+
+def _rate(case: Case, summary: Summary | None) -> str:
+    if summary is None:
+        return ""
+    return f"{2 * case.bytes / summary.median / 1e12:.2f} +-{summary.spread * 50:.0f}"
 
 
 def chart(path: Path, measured: Measured, title: str) -> None:
@@ -245,12 +195,18 @@ def chart(path: Path, measured: Measured, title: str) -> None:
     for dtype in DTYPES:
         lines = panels[dtype] = {}
         for case, times in measured:
-            if case.dtype != dtype or case.rows != max(c.rows for c, _ in measured):
+            if case.dtype != dtype or case.rows != most_rows(measured, case):
                 continue
             for name, summary in times.items():
                 rate = 2 * case.bytes / summary.median / 1e9
                 lines.setdefault(name, []).append((str(case.width), rate))
     draw(path, title, "columns of a row", "GB/s, read and written", panels)
+
+
+def most_rows(measured: Measured, like: Case) -> int:
+    """The most rows measured of a width and dtype."""
+    same = (like.dtype, like.width)
+    return max(case.rows for case, _ in measured if (case.dtype, case.width) == same)
 
 
 def content(found: dict[str, Any], measured: Measured, quick: bool) -> dict[str, Any]:
@@ -265,7 +221,9 @@ def content(found: dict[str, Any], measured: Measured, quick: bool) -> dict[str,
                 "checked": "each arm against its own float64 reference",
                 "arms": {name: summary.to_dict() for name, summary in times.items()},
                 "times_as_fast_as": {
-                    other: ratio(times, other, OURS) for other in (FAST, GRAPH, COPY)
+                    other: ratio(times, other, OURS)
+                    for other in (FAST, GRAPH, COPY, TRITON, TORCH_COPY)
+                    if other in times
                 },
             }
             for case, times in measured
@@ -284,13 +242,20 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def chosen_plan(found: dict[str, Any], quick: bool) -> Plan:
+    """By the backend that a call runs on which names none."""
+    if found["doctor"].get("default", {}).get("name") == "cuda":
+        return CUDA_QUICK if quick else CUDA
+    return QUICK if quick else FULL
+
+
 def main(argv: Sequence[str]) -> int:
     """Measure, print, write; 1: a failure or, with --strict, a missed target."""
     options = parse(argv)
     found = environment()
     found["allocator"] = keep_freed_memory()
     print(device_line(found), flush=True)
-    plan = QUICK if options.quick else FULL
+    plan = chosen_plan(found, options.quick)
     measured: Measured = []
     try:
         measured += [(case, run_case(case, plan)) for case in plan.cases()]
@@ -299,7 +264,9 @@ def main(argv: Sequence[str]) -> int:
             write_json(options.output_json, content(found, measured, options.quick))
             print(f"results: {options.output_json}")
         if options.chart is not None:
-            chart(options.chart, measured, f"RMSNorm of {TARGET_ROWS} rows: {device_line(found)}")
+            chart(
+                options.chart, measured, f"RMSNorm, most rows of each width: {device_line(found)}"
+            )
             print(f"chart: {options.chart}")
     except (WrongResult, metile.MetileError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -9,11 +9,27 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from benchmarks import optional, rms_norm
+from benchmarks import optional, rms_norm, rms_norm_arms
 from benchmarks.harness import Arm, WrongResult, summarise
-from benchmarks.rms_norm import COPY, FAST, GRAPH, OURS, Case, Plan
+from benchmarks.rms_norm import Plan
+from benchmarks.rms_norm_arms import (
+    COPY,
+    DTYPES,
+    FAST,
+    GRAPH,
+    NEGATIVE,
+    OURS,
+    TORCH_COPY,
+    TRITON,
+    Case,
+    Layout,
+    MlxSide,
+    checker,
+    thread_layout,
+)
 
-PLAN = Plan((40,), (3,), (("striped", 2), ("adjacent", 2), ("striped", 32)), 1)
+LAYOUTS = (Layout("striped", 2), Layout("adjacent", 2, 1), Layout("striped", 32))
+PLAN = Plan((40,), (3,), LAYOUTS, 1)
 
 
 @pytest.fixture
@@ -26,19 +42,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rms_norm, "environment", lambda: dict(found))
 
 
-def arrays(case: Case) -> tuple[mx.array, mx.array]:
-    x = mx.random.normal((case.rows, case.width), key=mx.random.key(0))
-    w = mx.random.uniform(0.5, 2, (case.width,), key=mx.random.key(1))
-    return tuple(a.astype(rms_norm.DTYPES[case.dtype]) for a in (x, w))
-
-
-@pytest.mark.parametrize("dtype", rms_norm.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_every_arm_is_right_and_a_spoiled_one_is_not(dtype: str) -> None:
     case = Case(dtype, 40, 3)
-    x, w = arrays(case)
-    check = rms_norm.checker(case, x, w)
-    work = rms_norm.works(case, x, w, PLAN)
-    assert set(work) == {OURS, FAST, GRAPH, COPY, "striped 2", "adjacent 2"}
+    side = MlxSide(case, LAYOUTS, is_gpu=True)
+    check = checker(case, side)
+    work = side.works()
+    assert set(work) == {OURS, FAST, GRAPH, COPY, NEGATIVE, "striped 2", "adjacent 2 x1"}
     for name, one in work.items():
         arm = Arm(name, one)
         assert check(arm, [one()]) is None
@@ -46,8 +56,59 @@ def test_every_arm_is_right_and_a_spoiled_one_is_not(dtype: str) -> None:
         assert "shape" in str(check(arm, [one()[:1]]))
 
 
+def test_of_many_rows_a_sample_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the first and the last, of the input and of each result alike."""
+    monkeypatch.setattr(rms_norm_arms, "MOST_CHECKED", 5)
+    case = Case("f32", 40, 101)
+    assert case.checked_rows() == [0, 25, 50, 75, 100]
+    side = MlxSide(case, (), is_gpu=False)
+    check, made = checker(case, side), side.works()[OURS]()
+    assert check(Arm(OURS, list), [made]) is None
+    made[100] = 0
+    assert "relative error" in str(check(Arm(OURS, list), [made]))
+
+
+def test_grouped_layouts_hold_16_bytes_of_neighbours() -> None:
+    for dtype, near in (("f32", 4), ("f16", 8), ("bf16", 8)):
+        held = thread_layout(Layout("grouped", 16), Case(dtype, 1024, 1))
+        assert held is not None
+        first = [held.logical_index(1, register) for register in range(16)]
+        assert first[:near] == list(range(near, 2 * near))
+        assert first[near] == near + near * held.thread_count
+    assert thread_layout(Layout("grouped", 4), Case("f16", 1024, 1)) is None
+
+
+def test_on_a_gpu_the_graph_is_built_before_the_clock_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And no arm is left out there, but those whose packages are missing."""
+    plan = Plan((40,), (), LAYOUTS, 1, megabytes=1, operations=2)
+    (case, *_) = plan.cases()
+    assert case.rows == (1 << 20) // 160
+    times = rms_norm.run_case(case, plan)
+    assert set(times) >= {OURS, FAST, GRAPH, COPY, NEGATIVE, "striped 2"}
+    built: list[object] = []
+    arm = rms_norm._arm(
+        "x", MlxSide(case, (), True), lambda: built.append(1) or mx.zeros(3), 2, True
+    )
+    (given,) = arm.given()
+    assert len(given) == 2
+    before = len(built)
+    arm.run(given)
+    assert len(built) == before
+
+
+def test_goals_on_a_gpu_are_shares_of_other_arms() -> None:
+    """Of every aligned width from 1024 on and of 1009; 256 has none."""
+    times = {OURS: summarise([1.0])}
+    times |= {FAST: summarise([2.0]), TORCH_COPY: summarise([0.92]), TRITON: summarise([0.96])}
+    measured = [(Case("f16", width, 10), times) for width in (256, 1009, 1024, 8192)]
+    goals = rms_norm.goals(measured)
+    assert [goal.is_met for goal in goals] == [False, False, *[True, True, False] * 2]
+
+
 def test_a_wrong_arm_stops_the_run(monkeypatch: pytest.MonkeyPatch, small: None) -> None:
-    monkeypatch.setattr(rms_norm, "f32_graph", lambda x, w: x)
+    monkeypatch.setattr(rms_norm_arms, "f32_graph", lambda x, w: x)
     with pytest.raises(WrongResult, match="f32 graph"):
         rms_norm.run_case(Case("f32", 40, 3), PLAN)
     assert rms_norm.main(["--quick"]) == 1
@@ -74,7 +135,7 @@ def test_files_say_what_was_measured(
 
 def test_goals_are_those_of_4096_rows_and_can_be_missed() -> None:
     times = {OURS: summarise([1.0]), FAST: summarise([5.0])}
-    measured = [(Case(dtype, 1009, 4096), times) for dtype in rms_norm.DTYPES]
+    measured = [(Case(dtype, 1009, 4096), times) for dtype in DTYPES]
     measured.append((Case("f32", 256, 4096), times))
     assert [goal.is_met for goal in rms_norm.goals(measured)] == [True, False, False]
 
