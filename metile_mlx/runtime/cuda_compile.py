@@ -43,6 +43,7 @@ _WIDE_STORE = re.compile(_WIDE.format(what="st"))
 _LOAD = re.compile(r"\bld\.global")
 _STORE = re.compile(r"\bst\.global")
 _BRANCH = re.compile(r"@!?%p\d+ bra")
+_CONDITION = re.compile(r"\bif \(| \? ")
 _BOUND = re.compile(r"\.maxntid (\d+)")
 _USED = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
@@ -61,7 +62,8 @@ class Compiled:
         bound: threads it was compiled for; 0 where the bound did not reach it.
         loads, stores: instructions on global memory.
         wide_loads, wide_stores: those of 16 bytes a thread.
-        branches: conditional ones.
+        branches: conditional ones, in the compiled code.
+        conditions: conditional statements and expressions of the MSL text.
     """
 
     registers: int
@@ -73,6 +75,7 @@ class Compiled:
     wide_loads: int
     wide_stores: int
     branches: int
+    conditions: int
 
 
 @cache
@@ -150,8 +153,8 @@ def _compile(sources: Sequence[KernelSource]) -> list[Compiled]:
         entries = dict(_split(ptx.read_text()))
     reported = _reported(used.stderr + used.stdout)
     return [
-        _counted(entries[name], reported[name])
-        for name in (_mangled(i, source) for i, source in enumerate(sources))
+        _counted(entries[name], reported[name], source)
+        for source, name in ((source, _mangled(i, source)) for i, source in enumerate(sources))
     ]
 
 
@@ -212,7 +215,7 @@ def _reported(message: str) -> dict[str, str]:
     return {_key(name): text for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def _counted(ptx: str, used: str) -> Compiled:
+def _counted(ptx: str, used: str, source: KernelSource) -> Compiled:
     spilled, shared = _SPILLS.search(used), _SHARED.search(used)
     registers, bound = _USED.search(used), _BOUND.search(ptx)
     assert registers is not None, used
@@ -226,4 +229,5 @@ def _counted(ptx: str, used: str) -> Compiled:
         wide_loads=len(_WIDE_LOAD.findall(ptx)),
         wide_stores=len(_WIDE_STORE.findall(ptx)),
         branches=len(_BRANCH.findall(ptx)),
+        conditions=len(_CONDITION.findall(source.body)),
     )

@@ -72,15 +72,19 @@ def test_groups_are_16_bytes_wide() -> None:
     assert seen == 12 + 2 * 6
 
 
-def test_r5_ranges_remove_branches() -> None:
-    """A row that fills its block needs no bounds check; with the ranges forgotten it has them."""
+def test_r5_ranges_remove_conditions() -> None:
+    """A row that fills its block needs no bounds check: two loads and a store of eight have none.
+
+    nvcc knows the bound on the thread index itself, so its branches are no more without ranges.
+    """
     x = mx.zeros((4, 1024))
     dispatch = sums.rmsnorm[(4,)].prepare(
         x, mx.zeros((1024,)), metile.empty(x.shape, x.dtype), 1e-5, N=1024, BLOCK=1024,
         LAYOUT=sums.layout(1024, 8), backend="reference",
     )  # fmt: skip
-    known, forgotten = (dispatch.device_code(propagate_ranges=on).branches for on in (True, False))
-    assert known < forgotten
+    known, forgotten = (dispatch.device_code(propagate_ranges=on) for on in (True, False))
+    assert forgotten.conditions == known.conditions + 3 * 8
+    assert known.branches <= forgotten.branches
 
 
 def heavy() -> metile.Dispatch:
