@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from metile_mlx.report import ExecutionReport, LayoutConversion
+from metile_mlx.report import ExecutionReport, LayoutConversion, RegisterReduction
 
 
 def explain(report: ExecutionReport) -> str:
@@ -84,9 +84,9 @@ def _sections(report: ExecutionReport) -> Iterator[tuple[str, list[tuple[str, ..
         "register reductions",
         [
             (
-                f"{r.op} {r.dtype}",
+                f"{r.op} {r.dtype}" + (f" along axis {r.axis}" if r.axis is not None else ""),
                 f"{r.registers} registers x {r.threads} threads",
-                r.scratch or "one simdgroup: no scratch, no barrier",
+                _reduced(r),
             )
             for r in report.register_reductions
         ],
@@ -140,6 +140,13 @@ def _costs(conversion: LayoutConversion) -> list[tuple[str, ...]]:
         reason = f"taken: {conversion.reason}" if each is conversion.cost else ""
         rows.append((name, each.mechanism, f"cost {each.total}", ", ".join(parts), reason))
     return rows
+
+
+def _reduced(r: RegisterReduction) -> str:
+    """How the parts of a reduction come together."""
+    rows = "one simdgroup" if r.axis is None else "rows within a simdgroup"
+    memory = r.scratch or f"{rows}: no scratch, no barrier"
+    return f"{memory}, {r.shuffles} shuffles" if r.shuffles else memory
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:

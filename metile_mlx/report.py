@@ -92,13 +92,18 @@ class LayoutOptimization:
 
 @dataclass(frozen=True)
 class RegisterReduction:
-    """A reduction over registers and threads."""
+    """A reduction over registers and threads, of a whole tile or along `axis`.
+
+    `shuffles`: values exchanged between lanes, where rows are shorter than a simdgroup.
+    """
 
     op: str
     dtype: str
     threads: int
     registers: int
     scratch: str | None
+    axis: int | None = None
+    shuffles: int = 0
 
 
 @dataclass(frozen=True)

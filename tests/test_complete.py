@@ -14,7 +14,7 @@ import metile_mlx as metile
 from metile_mlx import backends, compiler, dtypes, target
 from metile_mlx.emit import arithmetic, cpp, msl
 from metile_mlx.frontend import language, rules
-from metile_mlx.ir import metal, permute, planned, tile
+from metile_mlx.ir import metal, permute, planned, stated, tile
 from metile_mlx.ir.arith import BinaryKind, CompareKind, UnaryKind
 from metile_mlx.ir.core import Op
 from metile_mlx.passes import scalarise
@@ -36,7 +36,7 @@ def ops(*modules: ModuleType) -> list[type[Op]]:
 
 
 TILE = ops(tile, permute, planned)
-METAL = ops(metal)
+METAL = ops(metal, stated)
 # The terminator of a branch is read by whoever runs the branch.
 OP_TABLES: dict[str, tuple[list[type[Op]], Iterable[type[Op]], frozenset[type[Op]]]] = {
     "scalarise": (TILE, scalarise.RULES, frozenset()),

@@ -13,8 +13,17 @@ from dataclasses import dataclass
 from metile_mlx.context import Context
 from metile_mlx.dtypes import i32, u64
 from metile_mlx.emit.cpp_indices import Offsets, Relation, is_small, leading, permuted
-from metile_mlx.emit.cpp_values import GROUPS, HELPERS, VALUES, CppValues, write_print
-from metile_mlx.emit.cstyle import STATEMENTS, Expression, Statement
+from metile_mlx.emit.cpp_values import (
+    GROUPS,
+    HELPERS,
+    TAKEN,
+    VALUES,
+    CppValues,
+    equal_lanes,
+    simd_helper,
+    write_print,
+)
+from metile_mlx.emit.cstyle import STATEMENTS, Expression, Statement, nothing
 from metile_mlx.emit.naming import unique_name
 from metile_mlx.emit.phases import Phase, Plan, Segment
 from metile_mlx.emit.source import KernelSource
@@ -36,13 +45,6 @@ from metile_mlx.ir.metal import (
 )
 from metile_mlx.target import SIMD_WIDTH
 
-_TAKEN = (
-    *("buffers", "scalars", "grid", "begin", "end", "thread", "lane", "group", "high", "low"),
-    *("holds", "program", "program_x", "program_y", "program_z", "metile_run", "metile_entry"),
-    *("METILE_UNROLL", "METILE_UNROLL_SMALL", "metile_simd_sum", "metile_scalar"),
-    *("metile_sigmoid", "metile_f32_bits", "metile_bits_f32", "metile_f16_to_f32"),
-    *("metile_f32_to_f16", "metile_bf16_to_f32", "metile_f32_to_bf16"),
-)
 # Measured on exchanges of 64 to 1024 threads, g++ 12 and clang++ 14: 32 is never far from the best
 # of 8, 16, 32 and 64, which differ by up to 3 times; 64 threads unroll as a whole.
 _UNROLLED_WHOLE = 64
@@ -65,10 +67,11 @@ class Held:
 
 class _Cpp(CppValues):
     def __init__(self, func: Func, ctx: Context) -> None:
-        super().__init__(func, ctx, _TAKEN)
+        super().__init__(func, ctx, TAKEN)
         self.expressions = EXPRESSIONS
         self.statements = LINES
         self.plan = Plan(func)
+        self.lined = frozenset(self.plan.over_threads + self.plan.over_lanes)
         self._segment: Segment | None = None
         # What each simdgroup has combined, named before the loop that uses it.
         self._combined: dict[Value, str] = {}
@@ -305,7 +308,7 @@ class _Cpp(CppValues):
         for item in segment.ops:
             if isinstance(item, SimdReduce) and not is_uniform(item.src):
                 name = self._combined[item.result] = self.fresh(f"{self.name(item.result)}_group")
-                self.line(f"const float {name} = {self.combined(item)};")
+                self.line(f"const {self.type(element(item.src))} {name} = {self.combined(item)};")
 
     def _step(self, segment: Segment) -> int:
         """Threads per inner loop: how far a loop with fixed moves is unrolled."""
@@ -369,9 +372,10 @@ class _Cpp(CppValues):
 
     def combined(self, item: SimdReduce) -> str:
         """The lanes of one simdgroup combined: this one's, or the first one's, where all agree."""
-        self.helpers.add("simd_sum")
+        helper = simd_helper(item.kind, element(item.src))
+        self.helpers.add(helper)
         array, spans = self.array(item.src)
-        return f"metile_simd_sum({array}{' + group' if spans and not item.uniform else ''})"
+        return f"metile_{helper}({array}{' + group' if spans and not item.uniform else ''})"
 
     def _is_masked_index(self, item: Op) -> bool:
         """A mask of the thread index that leaves it as it is."""
@@ -404,13 +408,8 @@ def _shuffle(e: _Cpp, item: Shuffle) -> str:
 
 def _simd_reduce(e: _Cpp, item: SimdReduce) -> str:
     if is_uniform(item.src):
-        # Doubled five times: what the tree over equal lanes gives.
-        return f"{e.operand(item.src)} * 32.0f"
+        return equal_lanes(e, item)
     return e.combined(item) if item.uniform else e.group_value(item.result)
-
-
-def _barrier(e: _Cpp, item: Barrier) -> None:
-    """Nothing: phases end there."""
 
 
 EXPRESSIONS: dict[type[Op], Expression] = {
@@ -424,7 +423,7 @@ EXPRESSIONS: dict[type[Op], Expression] = {
 LINES: dict[type[Op], Statement] = {
     **STATEMENTS,
     **GROUPS,
-    Barrier: _barrier,
+    Barrier: nothing,  # phases end there
     Print: write_print,
 }
 

@@ -7,10 +7,10 @@ from types import MappingProxyType
 from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32, u8, u16, u32
 from metile_mlx.emit.arithmetic import ARITHMETIC, unary
 from metile_mlx.emit.cstyle import MEMORY, CStyle, Expression, Statement, is_output
-from metile_mlx.emit.literals import CPP, Spelling, quoted
-from metile_mlx.ir.arith import BinaryKind, UnaryKind, element
+from metile_mlx.emit.literals import CPP, Spelling, literal, quoted
+from metile_mlx.ir.arith import REDUCED, BinaryKind, CombineKind, UnaryKind, element
 from metile_mlx.ir.core import Op
-from metile_mlx.ir.metal import Extract, LoadGroup, Print, StoreGroup, Unary
+from metile_mlx.ir.metal import Extract, LoadGroup, Print, SimdReduce, StoreGroup, Unary
 from metile_mlx.ir.types import PointerType, ScalarType
 
 _FUNCTIONS = {
@@ -40,25 +40,53 @@ _UNROLL_SMALL = """\
 #define METILE_UNROLL_SMALL _Pragma("GCC unroll 64")
 #endif
 """
-_SUM = """\
-// The sum of 32 lanes by halves: the order of additions never depends on the machine.
-static inline float metile_simd_sum(const float* lanes) {
-  float part[16];
-  for (int lane = 0; lane < 16; ++lane) part[lane] = lanes[lane] + lanes[lane + 16];
-  for (int lane = 0; lane < 8; ++lane) part[lane] += part[lane + 8];
-  for (int lane = 0; lane < 4; ++lane) part[lane] += part[lane + 4];
-  for (int lane = 0; lane < 2; ++lane) part[lane] += part[lane + 2];
-  return part[0] + part[1];
-}
+_SIMD = """\
+// 32 lanes combined by halves: the order never depends on the machine.
+static inline {type} metile_simd_{name}(const {type}* lanes) {{
+  {type} part[16], a, b;
+  for (int i = 0; i < 16; ++i) a = lanes[i], b = lanes[i + 16], part[i] = {combined};
+  for (int i = 0; i < 8; ++i) a = part[i], b = part[i + 8], part[i] = {combined};
+  for (int i = 0; i < 4; ++i) a = part[i], b = part[i + 4], part[i] = {combined};
+  for (int i = 0; i < 2; ++i) a = part[i], b = part[i + 2], part[i] = {combined};
+  a = part[0], b = part[1];
+  return {combined};
+}}
 """
+_COMBINED = {
+    CombineKind.SUM: "a + b",
+    CombineKind.MAX: "{nan}(a > b) ? a : b",
+    CombineKind.MIN: "{nan}(a < b) ? a : b",
+}
+
+
+def simd_helper(kind: CombineKind, dtype: DType) -> str:
+    """The name, without its prefix, of the function that combines the lanes of a simdgroup."""
+    return f"simd_{kind.value}_{dtype}"
+
+
+def _simd(kind: CombineKind, dtype: DType) -> str:
+    combined = _COMBINED[kind].format(nan="(a != a) | " if dtype.is_float else "")
+    name = f"{kind.value}_{dtype}"
+    return _SIMD.format(type=CPP.types[dtype], name=name, combined=combined)
+
+
 HELPERS = {
     "print": "#include <cstdio>\n",
     "sigmoid": _SIGMOID,
-    "simd_sum": _SUM,
     "unroll": _UNROLL,
     "unroll_small": _UNROLL_SMALL,
+    **{simd_helper(kind, dtype): _simd(kind, dtype) for kind in CombineKind for dtype in REDUCED},
 }
 _HALVES = frozenset({f16, bf16})
+# What the text around the values calls its own things.
+TAKEN = (
+    *("buffers", "scalars", "grid", "begin", "end", "thread", "lane", "group", "high", "low"),
+    *("holds", "program", "program_x", "program_y", "program_z", "metile_run", "metile_entry"),
+    *("METILE_UNROLL", "METILE_UNROLL_SMALL", "metile_scalar"),
+    *("metile_sigmoid", "metile_f32_bits", "metile_bits_f32", "metile_f16_to_f32"),
+    *("metile_f32_to_f16", "metile_bf16_to_f32", "metile_f32_to_bf16"),
+    *(f"metile_{simd_helper(kind, dtype)}" for kind in CombineKind for dtype in REDUCED),
+)
 
 
 def scalar(dtype: DType, number: int) -> str:
@@ -135,6 +163,14 @@ def _unary(e: CppValues, item: Unary) -> str:
     if element(item.src) in _HALVES and item.kind is UnaryKind.ABS:
         return f"uint16_t({e.operand(item.src)} & 0x7fff)"
     return unary(e, item)
+
+
+def equal_lanes(e: CppValues, item: SimdReduce) -> str:
+    """32 equal lanes combined. A sum is doubled five times, as by the tree over them."""
+    text = e.operand(item.src)
+    if item.kind is not CombineKind.SUM:
+        return text
+    return f"{text} * {literal(32, element(item.src), e.spelling)}"
 
 
 def write_print(e: CppValues, item: Print) -> None:

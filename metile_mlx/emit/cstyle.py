@@ -37,6 +37,7 @@ from metile_mlx.ir.metal import (
     ThreadIndex,
     Yield,
 )
+from metile_mlx.ir.stated import AxisReduction
 from metile_mlx.ir.types import PointerType, ScalarType, ScratchType, VectorType
 
 # (emitter, op) -> the expression of its result; (emitter, op) -> None, having written its lines.
@@ -97,6 +98,8 @@ class CStyle(ABC):
         self._results: list[tuple[Value, ...]] = []
         # Masks known to hold where the lines now being written run.
         self.holding: frozenset[Value] = frozenset()
+        # Values that need a line of their own, whatever they are.
+        self.lined: frozenset[Value] = frozenset()
 
     # Names
 
@@ -169,6 +172,7 @@ class CStyle(ABC):
             isinstance(item, Cast)
             and not item.result.name
             and self.uses[item.result] == 1
+            and item.result not in self.lined
             and item.dtype.is_integer
             and element(item.src).is_integer
         )
@@ -314,7 +318,14 @@ MEMORY: dict[type[Op], Expression] = {
     Load: load,
     ThreadgroupLoad: threadgroup_load,
 }
+
+
+def nothing(emitter: CStyle, item: Op) -> None:
+    """No text: what is stated for verifiers, above all."""
+
+
 STATEMENTS: dict[type[Op], Statement] = {
+    AxisReduction: nothing,
     Store: CStyle.store_row,
     ThreadgroupAlloc: allocate,
     ThreadgroupStore: CStyle.threadgroup_store_row,

@@ -17,7 +17,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from metile_mlx.context import Context
-from metile_mlx.dtypes import DType, f16, f32
+from metile_mlx.dtypes import DType, f16, f32, i32
 from metile_mlx.emit import msl_groups as groups
 from metile_mlx.emit.arithmetic import ARITHMETIC
 from metile_mlx.emit.cstyle import MEMORY, STATEMENTS, CStyle, Expression, Statement
@@ -26,7 +26,7 @@ from metile_mlx.emit.literals import Spelling, quoted
 from metile_mlx.emit.naming import unique_name
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.errors import UnsupportedError
-from metile_mlx.ir.arith import BinaryKind
+from metile_mlx.ir.arith import BinaryKind, CombineKind, element
 from metile_mlx.ir.core import Func, Op, Value
 from metile_mlx.ir.metal import (
     Barrier,
@@ -77,7 +77,19 @@ inline float metile_erf(float x) {{
   return t < 0.921875f ? metal::fma(p, x, x) : metal::copysign(1.0f - {exp}(-q), x);
 }}
 """
-_HELPERS = {"erf": _ERF, "sigmoid": _SIGMOID}
+_EXTREME = """\
+// Over the lanes of a simdgroup; a NaN in any of them wins.
+inline float metile_simd_{name}(float x) {{{{
+  float most = simd_{name}(x);
+  return simd_any(metal::isnan(x)) ? NAN : most;
+}}}}
+"""
+_HELPERS = {
+    "erf": _ERF,
+    "sigmoid": _SIGMOID,
+    "simd_max": _EXTREME.format(name="max"),
+    "simd_min": _EXTREME.format(name="min"),
+}
 _NAMES = frozenset({*(f"metile_{name}" for name in _HELPERS), *groups.NAMES})
 
 
@@ -157,7 +169,14 @@ def _shuffle(e: _Msl, item: Shuffle) -> str:
 
 
 def _simd_reduce(e: _Msl, item: SimdReduce) -> str:
-    return f"simd_{item.kind.value}({e.operand(item.src)})"
+    """NaN wins, which simd_max and simd_min leave open; sums of i32 wrap, as those of uint do."""
+    text, dtype, kind = e.operand(item.src), element(item.src), item.kind.value
+    if item.kind is CombineKind.SUM:
+        return f"int(simd_sum(uint({text})))" if dtype == i32 else f"simd_sum({text})"
+    if dtype != f32:
+        return f"simd_{kind}({text})"
+    e.helpers.add(f"simd_{kind}")
+    return f"metile_simd_{kind}({text})"
 
 
 def _barrier(e: _Msl, item: Barrier) -> None:

@@ -40,6 +40,7 @@ from metile_mlx.ir.metal import (
     ThreadgroupLoad,
     ThreadgroupStore,
 )
+from metile_mlx.ir.stated import AxisReduction
 from metile_mlx.ir.types import ScalarType
 from metile_mlx.layout.affine import AffineMap
 
@@ -93,14 +94,15 @@ class Plan:
     """
 
     def __init__(self, func: Func) -> None:
-        self._order = {item: number for number, item in enumerate(func.body.ops)}
+        ops = [item for item in func.body.ops if not isinstance(item, AxisReduction)]
+        self._order = {item: number for number, item in enumerate(ops)}
         self._defined = definitions(func)
         self.tables = ThreadTables(func.threads, self._defined)
-        shuffles = [item for item in func.body.ops if isinstance(item, Shuffle)]
-        across = [item for item in func.body.ops if isinstance(item, Shuffle | SimdReduce)]
+        shuffles = [item for item in ops if isinstance(item, Shuffle)]
+        across = [item for item in ops if isinstance(item, Shuffle | SimdReduce)]
         self._moved = {item.src for item in across if not is_uniform(item.src)}
         self._lanes = {item.lane for item in shuffles}
-        self.uniform, rest = _hoist(func.body.ops)
+        self.uniform, rest = _hoist(ops)
         self.phases: list[Phase] = []
         self._home: dict[Value, tuple[Phase, Segment]] = {}
         self._cut(rest)
@@ -154,7 +156,7 @@ class Plan:
             self._home[value] = (phase, segment)
 
     def _is_recomputed(self, item: Op) -> bool:
-        return is_cheap(item) and item.result not in self._moved
+        return is_cheap(item) and not is_uniform(item.result) and item.result not in self._moved
 
     def _without_ragged(self, phase: Phase) -> list[Phase]:
         """The phase without its ragged accesses, between the loops that make them."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 from typing import ClassVar
 
+from metile_mlx.analysis.fills import check_fills
 from metile_mlx.dtypes import i32
 from metile_mlx.errors import CompileError, Loc, MetileError, UnsupportedError
 from metile_mlx.frontend.branches import merge
@@ -81,7 +82,9 @@ def translate(
     for value in lazy:
         names[value.name] = _load_scalar(build, value)
     Statements(build, definition, names).run(definition.source.node.body)
-    return Func(definition.name, tuple(params), Block(tuple(build.ops)), definition.loc)
+    func = Func(definition.name, tuple(params), Block(tuple(build.ops)), definition.loc)
+    check_fills(func)
+    return func
 
 
 def _load_scalar(build: Build, array: Value) -> Value:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from enum import Enum
 
-from metile_mlx.dtypes import DType, Kind, bool_, f32
+from metile_mlx.dtypes import DType, Kind, bool_, f32, i32, u32
 from metile_mlx.errors import CompileError
 from metile_mlx.ir.core import Value
 from metile_mlx.ir.types import ScalarType, TileType, Type
@@ -67,6 +68,8 @@ class CombineKind(Enum):
     """How a reduction combines the elements of a tile."""
 
     SUM = "sum"
+    MAX = "max"  # NaN wins, as in MLX
+    MIN = "min"
 
 
 FLOAT_UNARY = frozenset(UnaryKind) - {UnaryKind.NEG, UnaryKind.NOT, UnaryKind.ABS}
@@ -74,6 +77,14 @@ BITWISE = frozenset({BinaryKind.AND, BinaryKind.OR, BinaryKind.XOR})
 SHIFTS = frozenset({BinaryKind.SHL, BinaryKind.SHR})
 TILE_ONLY = frozenset({BinaryKind.FLOORDIV, BinaryKind.MOD})
 METAL_ONLY = frozenset({BinaryKind.REM})
+REDUCED = (f32, i32, u32)
+"""What reductions combine."""
+COMBINE = {
+    CombineKind.SUM: BinaryKind.ADD,
+    CombineKind.MAX: BinaryKind.MAXIMUM,
+    CombineKind.MIN: BinaryKind.MINIMUM,
+}
+"""Two values combined."""
 
 
 def element(value: Value) -> DType:
@@ -122,18 +133,33 @@ def check_binary(kind: BinaryKind, lhs: DType, rhs: DType) -> None:
         raise CompileError(f"** takes floats, got {lhs}", hint="cast to f32 first, or multiply")
 
 
-def check_reduced(kind: CombineKind, src: Value) -> None:
-    """Raise CompileError unless `src` is a tile that reductions take: f32 only (SPEC R4)."""
+def check_reduced(kind: CombineKind, src: Value, axis: int | None) -> None:
+    """Raise CompileError unless `src` is a tile that is reduced along an axis it has.
+
+    Smaller dtypes are widened before: exactly for max and min, on demand for sums (SPEC R4).
+    """
     if not isinstance(src.type, TileType):
         raise CompileError(
             f"[{kind.value}] got {src.type}, expected a tile",
             hint="a uniform scalar has nothing to reduce",
         )
-    if src.type.dtype != f32:
+    if src.type.dtype not in REDUCED:
+        names = ", ".join(str(dtype) for dtype in REDUCED)
         raise CompileError(
-            f"[{kind.value}] {src.name or 'the tile'} is {src.type.dtype}, expected f32",
-            hint="cast to f32 before summing: metile.cast(x, metile.f32)",
+            f"[{kind.value}] {src.name or 'the tile'} is {src.type.dtype}, expected one of {names}",
+            hint="cast it first: metile.cast(x, metile.f32)",
         )
+    if axis is not None and not 0 <= axis < len(src.type.shape):
+        raise CompileError(f"[{kind.value}] axis is {axis}, the tile has {src.type.shape}")
+
+
+def identity(kind: CombineKind, dtype: DType) -> int | float:
+    """What a combination leaves as it is."""
+    if kind is CombineKind.SUM:
+        return 0.0 if dtype.is_float else 0
+    if dtype.is_float:
+        return -math.inf if kind is CombineKind.MAX else math.inf
+    return dtype.min if kind is CombineKind.MAX else dtype.max
 
 
 def join(values: Iterable[Value], dtype: DType) -> Type:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32, u16, u32, u64
 from metile_mlx.errors import CompileError
 from metile_mlx.ir.arith import (
+    REDUCED,
     TILE_ONLY,
     BinaryKind,
     CombineKind,
@@ -423,8 +424,8 @@ class SimdReduce(Op):
         return (ScalarType(element(self.src), self.uniform),)
 
     def verify(self) -> None:
-        if element(self.src) != f32:
-            raise CompileError(f"metal.simd_reduce accumulates in f32, got {element(self.src)}")
+        if element(self.src) not in REDUCED:
+            raise CompileError(f"metal.simd_reduce of {element(self.src)}, which nothing combines")
 
 
 @op("metal.if")

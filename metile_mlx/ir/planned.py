@@ -142,20 +142,21 @@ def moved(src: Value, layout: ThreadLayout | None) -> Type:
 
 @op("tile.planned_reduce", Effect.CONVERGENT)
 class Reduce(Op):
-    """All elements of an f32 tile combined: registers, lanes, then simdgroups (SPEC R2).
+    """A tile combined, whole or along an axis: registers, lanes, then simdgroups (SPEC R2).
 
-    `scratch` holds one partial result per simdgroup and serves this reduction only; None where the
-    threadgroup is one simdgroup. The publication barrier is part of the op.
+    `scratch` holds one partial result per simdgroup, or per simdgroup and row, and serves this
+    reduction only; None where no row spans two simdgroups. The publication barrier is part of it.
     """
 
     kind: CombineKind
     src: Value
     scratch: Value | None = None
+    axis: int | None = None
 
     def infer(self) -> tuple[Type, ...]:
-        return (ScalarType(element(self.src)),)
+        return (ScalarType(element(self.src)) if self.axis is None else self.src.type,)
 
     def verify(self) -> None:
-        check_reduced(self.kind, self.src)
+        check_reduced(self.kind, self.src, self.axis)
         if self.scratch is not None and not isinstance(self.scratch.type, ScratchType):
             raise CompileError(f"[{self.kind.value}] scratch is {self.scratch.type}")

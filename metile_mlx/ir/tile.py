@@ -384,16 +384,21 @@ class Convert(Op):
 
 @op("tile.reduce")
 class Reduce(Op):
-    """All elements of an f32 tile combined into one uniform scalar (SPEC R2)."""
+    """A tile combined into one uniform scalar, or along `axis` (SPEC R2).
+
+    Along an axis the result has the shape and owners of `src`: each element holds what its row
+    gives, the elements that differ from it in this coordinate only.
+    """
 
     kind: CombineKind
     src: Value
+    axis: int | None = None
 
     def infer(self) -> tuple[Type, ...]:
-        return (ScalarType(element(self.src)),)
+        return (ScalarType(element(self.src)) if self.axis is None else self.src.type,)
 
     def verify(self) -> None:
-        check_reduced(self.kind, self.src)
+        check_reduced(self.kind, self.src, self.axis)
 
 
 @op("tile.automatic", Effect.WRITE)

@@ -175,7 +175,7 @@ def _check_explicit(ops: tuple[Op, ...], statement: Op, ctx: Context) -> None:
                 item.loc,
                 "use metile.where(condition, a, b), mask= of load and store, or a constexpr",
             )
-        _check_shape_and_dtype(item)
+        _check_dtype(item)
 
 
 def _check_broadcast(item: Op, made_by: dict[Value, Op]) -> None:
@@ -205,15 +205,7 @@ def _construct(value: Value, made_by: dict[Value, Op]) -> str:
     return f"computed from {_construct(source, made_by).removeprefix('computed from ')}"
 
 
-def _check_shape_and_dtype(item: Op) -> None:
-    for value in item.results:
-        if isinstance(value.type, TileType) and len(value.type.shape) != 1:
-            raise UnsupportedError(
-                f"[{_label(item)}] {_named(value)} has shape {value.type.shape}: explicit thread "
-                "layouts own one-dimensional tiles",
-                item.loc,
-                "compute the coordinates from a 1-D tile: index // columns, index % columns",
-            )
+def _check_dtype(item: Op) -> None:
     if isinstance(item, Convert):
         assert isinstance(item.src.type, TileType)
         if item.src.type.dtype not in CONVERTIBLE:

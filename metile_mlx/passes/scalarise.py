@@ -15,9 +15,9 @@ from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.passes.addresses import View, bounds, offset
 from metile_mlx.passes.integers import floor_divide, modulo
-from metile_mlx.passes.lane_builder import LaneBuilder
 from metile_mlx.passes.lower_moves import MOVES
 from metile_mlx.passes.lowering import Lowered, Lowering, Rules, Slots
+from metile_mlx.passes.reductions import reduce
 from metile_mlx.target import SIMD_WIDTH
 
 LANE_BITS = SIMD_WIDTH.bit_length() - 1
@@ -232,42 +232,6 @@ def _yield(low: Lowering, item: tile.Yield) -> Lowered:
     return ()
 
 
-def _reduce(low: Lowering, item: planned.Reduce) -> Lowered:
-    """Registers, then lanes, then the partial of each simdgroup, which all simdgroups read (R2)."""
-    b, name = low.b, item.result.name
-    local = _tree(b, low.slots[item.src], f"{name}_local" if name else "")
-    if item.scratch is None:
-        return ((b.add(metal.SimdReduce(item.kind, local, uniform=True)),),)
-    buffer = low.scalar(item.scratch)
-    groups = low.func.threads // SIMD_WIDTH
-    partial = b.add(metal.SimdReduce(item.kind, local), f"{name}_partial" if name else "")
-    lane = b.with_number(BinaryKind.AND, b.thread, SIMD_WIDTH - 1)
-    group = b.with_number(BinaryKind.SHR, b.thread, LANE_BITS)
-    _name(lane, "lane")
-    _name(group, "simdgroup")
-    first = b.compare_number(CompareKind.EQ, lane, 0)
-    _name(first, "is_first_lane")
-    b.emit(metal.ThreadgroupStore(buffer, group, partial, first))
-    b.emit(metal.Barrier("publish"))
-    present = b.compare_number(CompareKind.LT, lane, groups)
-    if b.number(present) == 1:
-        (published,) = b.emit(metal.ThreadgroupLoad(buffer, lane))
-    else:
-        _name(present, "has_partial")
-        nothing = b.constant(0.0, element(local))
-        (published,) = b.emit(metal.ThreadgroupLoad(buffer, lane, present, nothing))
-    _name(published, "published")
-    return ((b.add(metal.SimdReduce(item.kind, published, uniform=True)),),)
-
-
-def _tree(b: LaneBuilder, slots: Slots, name: str) -> Value:
-    """The sum of the register slots, neighbours first: a balanced tree."""
-    while len(slots) > 1:
-        pairs = zip(slots[::2], slots[1::2], strict=True)
-        slots = tuple(b.binary(BinaryKind.ADD, lhs, rhs, name) for lhs, rhs in pairs)
-    return slots[0]
-
-
 def _misplaced(low: Lowering, item: Op) -> Lowered:
     raise VerificationError(
         f"{item.opcode} reached scalarise, which needs a planned program",
@@ -301,5 +265,5 @@ RULES: Rules = {
     tile.If: _if,
     tile.Yield: _yield,
     **MOVES,
-    planned.Reduce: _reduce,
+    planned.Reduce: reduce,
 }

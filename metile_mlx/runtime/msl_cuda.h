@@ -82,6 +82,10 @@ METILE_FN T simd_min(T value) {
   return metile_combine(value, [](T a, T b) { return metal::min(a, b); });
 }
 
+METILE_FN bool simd_any(bool condition) {
+  return __any_sync(METILE_ALL_LANES, condition);
+}
+
 METILE_FN uint metile_thread() {
   return (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
 }

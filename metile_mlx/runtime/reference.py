@@ -50,7 +50,7 @@ from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.runtime.optional import mx
 from metile_mlx.runtime.programs import Programs, Shape
-from metile_mlx.runtime.reference_ops import COMPARE, UNARY, Number, binary, fma
+from metile_mlx.runtime.reference_ops import COMPARE, UNARY, Number, binary, combined, fma
 
 MAX_BYTES = 4 << 30
 """No array in the graph may be larger; several are alive at once."""
@@ -192,12 +192,16 @@ def _print(s: Programs, op: Print) -> None:
 
 
 def _reduce(s: Programs, op: Reduce | PlannedReduce) -> mx.array:
-    # By 32 at a time: one pass over a long row loses bits, this one about as few as the devices.
-    total = s.env[op.src]
-    while total.shape[1] > 1:
-        width = min(32, total.shape[1])
-        total = mx.sum(mx.reshape(total, (total.shape[0], -1, width)), axis=2)
-    return total
+    src = s.env[op.src]
+    if op.axis is None:
+        return combined(op.kind, src)
+    assert isinstance(op.src.type, TileType)
+    shape = op.src.type.shape
+    before, extent, behind = prod(shape[: op.axis]), shape[op.axis], prod(shape[op.axis + 1 :])
+    rows = mx.swapaxes(mx.reshape(src, (-1, before, extent, behind)), 2, 3)
+    totals = mx.reshape(combined(op.kind, rows), (-1, before, 1, behind))
+    spread = mx.broadcast_to(totals, (totals.shape[0], before, extent, behind))
+    return mx.reshape(spread, src.shape)
 
 
 def _automatic(s: Programs, op: Automatic) -> None:

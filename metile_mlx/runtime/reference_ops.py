@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from metile_mlx.ir.arith import BITWISE, SHIFTS, BinaryKind, CompareKind, UnaryKind
+from metile_mlx.ir.arith import (
+    BITWISE,
+    SHIFTS,
+    BinaryKind,
+    CombineKind,
+    CompareKind,
+    UnaryKind,
+)
 from metile_mlx.runtime.optional import mx
 
 Number = int | float | bool
@@ -133,3 +140,22 @@ def fma(a: mx.array, b: mx.array, c: mx.array) -> mx.array:
     halfway = mx.logical_and(rounded.astype(mx.float64) == other, mx.isfinite(nearest))
     towards = mx.where(other > total, error > 0, mx.logical_and(other < total, error < 0))
     return mx.where(mx.logical_and(halfway, towards), rounded, nearest).astype(dtype)
+
+
+# Along the last axis.
+REDUCE: dict[CombineKind, Callable[[mx.array], mx.array]] = {
+    CombineKind.SUM: lambda x: mx.sum(x, axis=-1),
+    CombineKind.MAX: lambda x: mx.max(x, axis=-1),
+    CombineKind.MIN: lambda x: mx.min(x, axis=-1),
+}
+
+
+def combined(kind: CombineKind, x: mx.array) -> mx.array:
+    """The last axis of `x`, which has a power of two of elements, combined; it stays, of extent 1.
+
+    By 32 at a time: one pass over a long row loses bits, this one about as few as the devices.
+    """
+    while x.shape[-1] > 1:
+        width = min(32, x.shape[-1])
+        x = REDUCE[kind](mx.reshape(x, (*x.shape[:-1], -1, width)))
+    return x

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from metile_mlx.context import Context, Stage
 from metile_mlx.ir.core import Func
+from metile_mlx.verify.axis_reductions import check_axis_reductions
 from metile_mlx.verify.communication import check_communication
 from metile_mlx.verify.conversions import check_conversions
 from metile_mlx.verify.findings import error
@@ -48,6 +49,7 @@ def verify(func: Func, stage: Stage, ctx: Context, before: Func | None = None) -
         elif stage is Stage.THREAD:
             findings += check_communication(func, before)
             findings += check_reductions(func, before)
+            findings += check_axis_reductions(func, before)
             findings += check_grouping(func, before)
     if findings:
         raise error(func, stage, findings)

@@ -6,6 +6,7 @@ evaluated here for every thread, so nothing about their form is assumed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,8 +16,10 @@ from metile_mlx.dtypes import u16, u32
 from metile_mlx.ir import metal, planned
 from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Func, Op, Value, walk
+from metile_mlx.ir.stated import AxisReduction
 from metile_mlx.layout.affine import AffineMap, Indices
 from metile_mlx.target import SIMD_WIDTH
+from metile_mlx.verify.axis_reductions import cones
 from metile_mlx.verify.conversions import images, wires
 from metile_mlx.verify.findings import Finding
 from metile_mlx.verify.reductions import partials
@@ -30,6 +33,7 @@ _TOGETHER = (
     metal.Barrier,
     metal.Shuffle,
     metal.SimdReduce,
+    AxisReduction,
 )
 
 _SPOKEN_OF = frozenset({*_TOGETHER, metal.If})
@@ -73,13 +77,16 @@ class _Threads:
         self.func = func
         self.values = ThreadValues(func)
         self.partials = partials(func)
+        # What verify/axis_reductions.py looks at, and the memory of each statement.
+        self.stated = frozenset(op for cone in cones(func) for op in cone.ops)
+        self.rows_scratch = {cone.item: self._slots(cone.buffers) for cone in cones(func)}
         self.orders: dict[Value, ScratchOrder] = {}
         self.findings: list[Finding] = []
         self.events: list[Event] = []
 
     def run(self) -> None:
         for item in self.func.body.ops:
-            if type(item) not in _SPOKEN_OF:
+            if type(item) not in _SPOKEN_OF or item in self.stated:
                 continue
             match item:
                 case metal.ThreadgroupAlloc():
@@ -88,7 +95,7 @@ class _Threads:
                     self.store(item)
                 case metal.ThreadgroupLoad() if item.buffer not in self.partials:
                     self.load(item)
-                case metal.SimdReduce(uniform=True):
+                case metal.SimdReduce(uniform=True) | AxisReduction():
                     self.events.append(Event(item, "reduce", self.scratch_of(item)))
                 case metal.Barrier():
                     self.events.append(Event(item, "barrier", item.role))
@@ -102,6 +109,10 @@ class _Threads:
                     pass
         for order in self.orders.values():
             self.findings += order.end()
+
+    def _slots(self, buffers: Iterable[Value]) -> str:
+        made = [self.values.made_by.get(buffer) for buffer in buffers]
+        return ", ".join(sorted(i.slot for i in made if isinstance(i, metal.ThreadgroupAlloc)))
 
     def add(self, item: Op, message: str) -> None:
         if message:
@@ -120,8 +131,10 @@ class _Threads:
             self.add(item, f"{item.slot} is allocated twice, expected one allocation per slot id")
         self.orders[item.result] = ScratchOrder(item.slot, item.dtype, item.elements)
 
-    def scratch_of(self, item: metal.SimdReduce) -> str:
+    def scratch_of(self, item: metal.SimdReduce | AxisReduction) -> str:
         """The slot id of the partials a total is made of."""
+        if isinstance(item, AxisReduction):
+            return self.rows_scratch[item]
         load = self.values.made_by.get(item.src)
         if not isinstance(load, metal.ThreadgroupLoad) or load.buffer not in self.partials:
             return ""

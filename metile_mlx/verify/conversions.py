@@ -156,9 +156,16 @@ class _Planned:
     def reduce(self, item: tile.Reduce | planned.Reduce) -> None:
         """Its memory is the business of verify/reductions.py; its barrier orders all memory."""
         number = self.meaning.numbers[item.src]
-        # The order in which floats add follows from the owners.
-        owners = item.src.type.layout if isinstance(item.src.type, TileType) else None
-        key = ("reduce", item.kind, number, owners)
+        type_ = item.src.type
+        owners = None
+        if isinstance(type_, TileType):
+            # The order in which floats add follows from the owners.
+            owners = type_.layout
+            if item.axis is not None and type_.shape[item.axis] == 1:
+                # Nothing to combine.
+                self.meaning.define(item.result, number)
+                return
+        key = ("reduce", item.kind, item.axis, number, owners)
         self.meaning.define(item.result, self.meaning.numbering.of(*key))
         if isinstance(item, planned.Reduce) and item.scratch is not None:
             for buffer in self.buffers.values():

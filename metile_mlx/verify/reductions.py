@@ -7,23 +7,36 @@ every thread; nothing is assumed of the form of an index or a mask.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
 
-from metile_mlx.dtypes import f32
+from metile_mlx.dtypes import DType
 from metile_mlx.ir import metal, planned
-from metile_mlx.ir.arith import BinaryKind, CombineKind
+from metile_mlx.ir.arith import BinaryKind, CombineKind, element
 from metile_mlx.ir.core import Func, Op, Value, walk
 from metile_mlx.ir.types import TileType
 from metile_mlx.layout.affine import Indices
 from metile_mlx.target import SIMD_WIDTH
+from metile_mlx.verify.axis_reductions import check_planned_axis, cones
 from metile_mlx.verify.findings import Finding
 from metile_mlx.verify.thread_values import ThreadValues
 
-# What a combination leaves as it is.
-_IDENTITY = {CombineKind.SUM: 0.0}
-_COMBINE = {CombineKind.SUM: BinaryKind.ADD}
+_COMBINE = {
+    CombineKind.SUM: BinaryKind.ADD,
+    CombineKind.MAX: BinaryKind.MAXIMUM,
+    CombineKind.MIN: BinaryKind.MINIMUM,
+}
+
+
+def _identity(kind: CombineKind, dtype: DType) -> float:
+    """What a combination leaves as it is."""
+    if kind is CombineKind.SUM:
+        return 0.0 if dtype.is_float else 0
+    if dtype.is_float:
+        return -math.inf if kind is CombineKind.MAX else math.inf
+    return dtype.min if kind is CombineKind.MAX else dtype.max
 
 
 def check_planned_reductions(func: Func) -> list[Finding]:
@@ -39,16 +52,21 @@ def check_planned_reductions(func: Func) -> list[Finding]:
         if item not in top:
             text = "stands under a condition, expected where every thread takes part"
             findings.append(Finding(item, text))
+        if item.axis is not None and (text := check_planned_axis(item)):
+            findings.append(Finding(item, text))
         if item.scratch is None:
-            if groups > 1:
-                text = f"has no scratch, expected one f32 for each of {groups} simdgroups"
+            if groups > 1 and item.axis is None:
+                dtype = element(item.src)
+                text = f"has no scratch, expected one {dtype} for each of {groups} simdgroups"
                 findings.append(Finding(item, text))
             continue
         source = made_by.get(item.scratch)
         if not isinstance(source, planned.Scratch):
             findings.append(Finding(item, "its scratch is not the result of tile.scratch"))
             continue
-        findings += [Finding(item, text) for text in _memory(source, groups)]
+        if item.axis is None:
+            texts = _memory(source, groups, element(item.src))
+            findings += [Finding(item, text) for text in texts]
         for other in users[item.scratch]:
             if other is not item:
                 text = (
@@ -59,7 +77,7 @@ def check_planned_reductions(func: Func) -> list[Finding]:
     return findings
 
 
-def _memory(item: planned.Scratch | metal.ThreadgroupAlloc, groups: int) -> list[str]:
+def _memory(item: planned.Scratch | metal.ThreadgroupAlloc, groups: int, dtype: DType) -> list[str]:
     found = []
     if groups == 1:
         found.append(f"has {item.slot}, expected no scratch for one simdgroup")
@@ -68,8 +86,8 @@ def _memory(item: planned.Scratch | metal.ThreadgroupAlloc, groups: int) -> list
             f"{item.slot} has {item.elements} elements, expected one for each of {groups} "
             "simdgroups"
         )
-    if item.dtype != f32:
-        found.append(f"{item.slot} holds {item.dtype}, expected f32")
+    if item.dtype != dtype:
+        found.append(f"{item.slot} holds {item.dtype}, expected {dtype}")
     return found
 
 
@@ -96,7 +114,7 @@ def partials(func: Func) -> frozenset[Value]:
     a total. So a faulty reduction is still taken for one.
     """
     made_by = {value: item for item in func.body.ops for value in item.results}
-    found: set[Value] = set()
+    found: set[Value] = {buffer for cone in cones(func) for buffer in cone.buffers}
     for item in func.body.ops:
         match item:
             case metal.ThreadgroupStore():
@@ -135,18 +153,23 @@ class _Threads:
         self.values = ThreadValues(func)
         self.users = _users(func)
         self.order = {item: position for position, item in enumerate(func.body.ops)}
+        # What verify/axis_reductions.py looks at.
+        self.stated = frozenset(op for cone in cones(func) for op in cone.ops)
+        self.elsewhere = frozenset(buffer for cone in cones(func) for buffer in cone.buffers)
         self.findings: list[Finding] = []
 
     def add(self, item: Op, message: str) -> None:
         self.findings.append(Finding(item, message))
 
     def run(self) -> None:
-        for buffer in sorted(partials(self.func), key=self._position):
+        for buffer in sorted(partials(self.func) - self.elsewhere, key=self._position):
             item = self.values.made_by.get(buffer)
             # An access to what nobody allocated is a finding of check_communication.
             if isinstance(item, metal.ThreadgroupAlloc):
                 self.memory(item)
         for item in self.func.body.ops:
+            if item in self.stated:
+                continue
             match item:
                 case metal.SimdReduce(uniform=True):
                     self.total(item)
@@ -176,11 +199,12 @@ class _Threads:
 
     def memory(self, item: metal.ThreadgroupAlloc) -> None:
         """One piece of scratch: who accesses it, when, and with which elements."""
-        for text in _memory(item, self.groups):
-            self.add(item, text)
         users = self.users[item.result]
         stores = [user for user in users if isinstance(user, metal.ThreadgroupStore)]
         loads = [user for user in users if isinstance(user, metal.ThreadgroupLoad)]
+        dtype = element(stores[0].value) if stores else item.dtype
+        for text in _memory(item, self.groups, dtype):
+            self.add(item, text)
         for user in users:
             buffer = getattr(user, "buffer", None)
             if user not in self.order or buffer is not item.result:
@@ -245,7 +269,8 @@ class _Threads:
             self.add(load, f"its {len(users)} uses are not the one total of a reduction")
             return
         if load.fill is not None and not self._is_identity(load.fill, totals[0].kind):
-            self.add(load, f"fills with {load.fill!r}, expected {_IDENTITY[totals[0].kind]}")
+            wanted = _identity(totals[0].kind, element(load.fill))
+            self.add(load, f"fills with {load.fill!r}, expected {wanted}")
         found = self._table(load, load.index, load.mask)
         if found is None:
             return
@@ -264,7 +289,7 @@ class _Threads:
 
     def _is_identity(self, fill: Value, kind: CombineKind) -> bool:
         source = self.values.made_by.get(fill)
-        return isinstance(source, metal.Constant) and source.value == _IDENTITY[kind]
+        return isinstance(source, metal.Constant) and source.value == _identity(kind, source.dtype)
 
     def _table(self, item: Op, index: Value, mask: Value | None) -> tuple[Indices, Indices] | None:
         """Each thread's element, and whether it takes part."""
@@ -285,14 +310,25 @@ class _Threads:
         for item in self.func.body.ops:
             if isinstance(item, metal.ThreadgroupAlloc) and item.slot not in known:
                 self.add(item, f"{item.slot} is no threadgroup memory that was planned")
-        wanted = [item for item in before.body.ops if isinstance(item, planned.Reduce)]
-        made = [i for i in self.func.body.ops if isinstance(i, metal.SimdReduce) and i.uniform]
+        wanted = [
+            item
+            for item in before.body.ops
+            if isinstance(item, planned.Reduce) and item.axis is None
+        ]
+        made = [
+            item
+            for item in self.func.body.ops
+            if isinstance(item, metal.SimdReduce) and item.uniform and item not in self.stated
+        ]
         for plan, total in zip(wanted, made, strict=False):
             assert isinstance(plan.src.type, TileType)
             assert plan.src.type.layout is not None
             registers = plan.src.type.layout.elements_per_thread
             first = self._local(total)
-            if not self._combines(first.src, registers, _COMBINE[plan.kind]):
+            if (first.kind, total.kind) != (plan.kind, plan.kind):
+                text = f"combines by {first.kind.value}, expected the {plan.kind.value} of line "
+                self.add(first, f"{text}{plan.loc.line}")
+            elif not self._combines(first.src, registers, _COMBINE[plan.kind]):
                 self.add(
                     first,
                     f"combines another number of values than {registers} per thread, expected the "

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from metile_mlx.context import Stage
 from metile_mlx.dtypes import bool_
 from metile_mlx.errors import CompileError
-from metile_mlx.ir import metal, planned, tile
+from metile_mlx.ir import metal, planned, stated, tile
 from metile_mlx.ir.core import Block, Effect, Func, Op, Value, walk
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.types import PointerType, ScalarType
@@ -29,7 +29,7 @@ _METAL = frozenset({
     metal.Binary, metal.Compare, metal.Select, metal.Cast, metal.Bitcast, metal.Fma, metal.Load,
     metal.Store, metal.ThreadgroupAlloc, metal.ThreadgroupStore, metal.ThreadgroupLoad,
     metal.Barrier, metal.Shuffle, metal.SimdReduce, metal.If, metal.Yield, metal.LoadGroup,
-    metal.Extract, metal.StoreGroup, metal.Print,
+    metal.Extract, metal.StoreGroup, metal.Print, stated.AxisReduction,
 })  # fmt: skip
 
 LEGAL: dict[Stage, frozenset[type[Op]]] = {

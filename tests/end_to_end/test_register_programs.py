@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metile_mlx.compiler import STEPS
+from metile_mlx.compiler import STEPS, lower
 from metile_mlx.context import Context, Schedule, Stage
 from metile_mlx.dtypes import bf16
 from metile_mlx.emit.cpp import emit_cpp
@@ -257,6 +257,8 @@ def test_the_samples_are_what_they_claim() -> None:
     assert {made.layout.thread_count for made in sample} >= {32, 64, 128, 256}
     assert sum(made.sums > 0 for made in sample) > 60
     assert sum(made.sums > 1 for made in sample) > 20
+    assert sum(any(along.extent > 1 for along in made.axes) for made in sample) > 60
+    assert {along.kind for made in sample for along in made.axes} == set(CombineKind)
     assert sum(made.extent % 32 != 0 for made in sample) > 50
     assert sum(bool(made.masked) for made in sample) > 20
     rounded = examples(ROUNDED, 150)
@@ -294,7 +296,8 @@ def test_a_missing_barrier_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.emit_msl", without)
     faults = examine(made)
     for each, fault in zip(made, faults, strict=True):
-        has_barrier = each.sums > 0 and each.layout.thread_count > 32
+        text = emit(lower(each.func, Context(METAL)), Context(METAL)).body
+        has_barrier = "threadgroup_barrier" in text
         assert has_barrier == (fault is not None)
         assert fault is None or "emulator: " in fault
     assert any(faults)

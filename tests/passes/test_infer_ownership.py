@@ -315,17 +315,16 @@ def test_o5_c2_no_branch_beside_explicit_layouts() -> None:
     )
 
 
-def test_o1_explicit_tiles_are_one_dimensional() -> None:
+def test_o1_a_view_of_a_tile_keeps_its_owners() -> None:
+    """The layout owns the row-major flattened index, whatever the shape."""
     p = Program()
     a = p.arange(64, ROWS, "a")
     p.add(tile.Reshape(a, (8, 8)), "grid")
-    fails(
-        p.func(),
-        UnsupportedError,
-        "[reshape] 'grid' has shape (8, 8): explicit thread layouts own one-dimensional tiles",
-        3,
-        "compute the coordinates from a 1-D tile: index // columns, index % columns",
-    )
+    p.add(tile.Reduce(CombineKind.MAX, p.add(tile.Reshape(a, (2, 32)), "pairs"), 1), "most")
+    func = owned(p.func())
+    types = {value.name: value.type for item in func.body.ops for value in item.results}
+    assert types["grid"] == TileType(i32, (8, 8), ROWS)
+    assert types["most"] == types["pairs"] == TileType(i32, (2, 32), ROWS)
 
 
 def test_o5_tile_sizes_agree_within_a_kernel() -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 from hypothesis import strategies as st
 
-from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32
+from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32, u32
 from metile_mlx.ir import tile
 from metile_mlx.ir.arith import BinaryKind, CombineKind, CompareKind, UnaryKind
 from metile_mlx.ir.core import Func, Value
@@ -43,6 +44,14 @@ class Held:
     value: Value
     bound: int
     unit: int
+
+
+@dataclass(frozen=True)
+class Along:
+    """A reduction along an axis of `extent` elements."""
+
+    kind: CombineKind
+    extent: int
 
 
 def tiles_of(pool: Sequence[T]) -> list[T]:
@@ -79,6 +88,7 @@ class RandomTiles:
     masked: set[str] = field(default_factory=set)
     errors: dict[str, float] = field(default_factory=dict)
     sums: int = 0
+    axes: list[Along] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.begin()
@@ -136,7 +146,8 @@ class RandomTiles:
     def steps(self) -> tuple[Callable[[], None], ...]:
         return (
             self.load, self.arithmetic, self.arithmetic, self.fma, self.compare, self.select,
-            self.sum, self.sum, self.narrow, self.integer, self.logic,
+            self.sum, self.sum, self.narrow, self.integer, self.logic, self.extreme, self.along,
+            self.along, self.along_integers, self.count,
         )  # fmt: skip
 
     def tile_float(self) -> Held:
@@ -226,12 +237,60 @@ class RandomTiles:
         self.sums += 1
         return self.p.add(tile.Reduce(CombineKind.SUM, value), f"total{self.sums}")
 
+    def extreme(self) -> None:
+        held = self.tile_float()
+        kind = self.one((CombineKind.MAX, CombineKind.MIN))
+        found = self.p.add(tile.Reduce(kind, held.value), f"{kind.value}{len(self.floats)}")
+        self.floats.append(Held(found, held.bound, held.unit))
+
+    def along(self) -> None:
+        """A reduction along one axis of a view."""
+        held = self.tile_float()
+        shape, axis, kind = self.reduction()
+        bound = held.bound * (shape[axis] if kind is CombineKind.SUM else 1)
+        if bound < 1 << BITS - 2:
+            found = self.reduced(held.value, shape, axis, kind)
+            self.floats.append(Held(found, bound, held.unit))
+
+    def along_integers(self) -> None:
+        """The same of i32, where sums wrap."""
+        source = self.one(self.integers)
+        if isinstance(source.type, TileType):
+            self.integers.append(self.reduced(source, *self.reduction()))
+
+    def reduction(self) -> tuple[tuple[int, ...], int, CombineKind]:
+        """Two or three extents whose product is the size, some of them 1; one of the axes."""
+        bits = self.size.bit_length() - 1
+        cuts = self.draw(st.lists(st.integers(0, bits), min_size=1, max_size=2))
+        ends = [0, *sorted(cuts), bits]
+        shape = tuple(1 << b - a for a, b in pairwise(ends))
+        return shape, self.one(range(len(shape))), self.one(tuple(CombineKind))
+
+    def reduced(self, source: Value, shape: tuple[int, ...], axis: int, kind: CombineKind) -> Value:
+        """What each row gives, in the shape of all other tiles."""
+        view = self.p.add(tile.Reshape(source, shape))
+        self.axes.append(Along(kind, shape[axis]))
+        found = self.p.add(tile.Reduce(kind, view, axis), f"along{len(self.axes)}")
+        return self.p.add(tile.Reshape(found, (self.size,)))
+
+    def count(self) -> None:
+        """Sums and extremes of all i32 or u32 elements."""
+        source = self.one(self.integers)
+        if not isinstance(source.type, TileType):
+            return
+        kind = self.one(tuple(CombineKind))
+        if self.often(1, of=2):
+            source = self.p.add(tile.Cast(source, u32))
+        found = self.p.add(tile.Reduce(kind, source))
+        self.integers.append(self.p.add(tile.Cast(found, i32)))
+
     def store(self, name: str) -> None:
         dtype = self.one((f32, f32, f16, bf16, bool_, i32))
         if dtype == bool_:
             value = self.one(self.masks)
         elif dtype == i32:
-            value = self.one(self.integers)
+            # Uniform ones too: as a tile they are stored by all lanes.
+            value = self.p.op(BinaryKind.ADD, self.lanes, self.one(self.integers))
         else:
             held = self.tile_float()
             exact = held.bound << max(held.unit, 0) < 30_000

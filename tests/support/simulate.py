@@ -19,6 +19,7 @@ from metile_mlx import dtypes
 from metile_mlx.ir import metal
 from metile_mlx.ir.arith import BinaryKind, CombineKind, element
 from metile_mlx.ir.core import Block, Func, Op, Value
+from metile_mlx.ir.stated import AxisReduction
 from metile_mlx.ir.types import PointerType, ScalarType
 from metile_mlx.target import SIMD_WIDTH
 from tests.support.arithmetic import (
@@ -35,7 +36,11 @@ from tests.support.arithmetic import (
 )
 from tests.support.memory import NOBODY, Output, Scratch, SimulationError, poisoned
 
-COMBINE = {CombineKind.SUM: np.add}
+COMBINE = {
+    CombineKind.SUM: BinaryKind.ADD,
+    CombineKind.MAX: BinaryKind.MAXIMUM,
+    CombineKind.MIN: BinaryKind.MINIMUM,
+}
 
 Observer = Callable[[Op, tuple[Array, ...]], None]
 
@@ -345,10 +350,37 @@ def _simd_reduce(group: Group, item: metal.SimdReduce) -> tuple[Array, ...]:
     lanes = group.spread(group.values[item.src]).reshape(-1, SIMD_WIDTH)
     while lanes.shape[1] > 1:
         half = lanes.shape[1] // 2
-        lanes = COMBINE[item.kind](lanes[:, :half], lanes[:, half:])
+        lanes = binary(COMBINE[item.kind], lanes[:, :half], lanes[:, half:], element(item.src))
     if item.uniform and np.unique(lanes.view(np.uint32)).size != 1:
         raise SimulationError("typed uniform, but simdgroups differ", item)
     return (lanes[0] if item.uniform else np.repeat(lanes.reshape(-1), SIMD_WIDTH),)
+
+
+def _axis_reduction(group: Group, item: AxisReduction) -> tuple[Array, ...]:
+    """What is stated has to hold: exactly, but for the order in which floats are added."""
+    group.together(item)
+    owned = item.layout.map.apply(np.arange(item.layout.size))
+    sources, totals = (
+        np.concatenate([group.spread(group.values[value]) for value in values])
+        for values in (item.sources, item.totals)
+    )
+    tile = np.empty_like(sources)
+    tile[owned] = sources
+    rows = tile.reshape(item.shape)
+    ufunc = {CombineKind.SUM: np.add, CombineKind.MAX: np.maximum, CombineKind.MIN: np.minimum}
+    wide = rows.astype(np.float64) if rows.dtype == np.float32 else rows
+    found = ufunc[item.kind].reduce(wide, axis=item.axis, keepdims=True, dtype=wide.dtype)
+    expected = np.broadcast_to(found, item.shape).reshape(-1)[owned]
+    if item.kind is CombineKind.SUM and wide.dtype == np.float64:
+        sizes = np.abs(wide).sum(axis=item.axis, keepdims=True)
+        allowed = np.broadcast_to(sizes, item.shape).reshape(-1)[owned] * 1e-5
+        right = ~(np.abs(totals - expected) > allowed)
+    else:
+        right = (totals == expected) | ((totals != totals) & (expected != expected))
+    if not right.all():
+        slot = int(np.argmin(right))
+        raise SimulationError(f"slot {slot} holds {totals[slot]}, expected {expected[slot]}", item)
+    return ()
 
 
 def _if(group: Group, item: metal.If) -> tuple[Array, ...]:
@@ -393,6 +425,7 @@ STEPS: dict[type[Op], Callable[[Group, Any], tuple[Array, ...]]] = {
     metal.Barrier: _barrier,
     metal.Shuffle: _shuffle,
     metal.SimdReduce: _simd_reduce,
+    AxisReduction: _axis_reduction,
     metal.If: _if,
     metal.Yield: _yield,
 }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import overload
 
-from metile_mlx.dtypes import f32
+from metile_mlx.dtypes import DType, f32, i32, u32
 from metile_mlx.errors import UnsupportedError
 from metile_mlx.frontend.build import Build
 from metile_mlx.frontend.language.types import DTypeLike, Scalar, Tile
@@ -12,7 +13,7 @@ from metile_mlx.frontend.naming import suffix
 from metile_mlx.frontend.rules import outside, rule
 from metile_mlx.frontend.values import describe
 from metile_mlx.ir import tile
-from metile_mlx.ir.arith import CombineKind
+from metile_mlx.ir.arith import REDUCED, CombineKind
 from metile_mlx.ir.core import Value
 from metile_mlx.ir.types import TileType
 
@@ -28,39 +29,59 @@ def tile_range(
     raise outside("tile_range")
 
 
-def sum(x: Tile, axis: int | None = None, acc: DTypeLike | None = None) -> Scalar:
-    """The sum of all elements of an f32 tile, a uniform f32 scalar (SPEC K3, R2).
+@overload
+def sum(x: Tile, axis: None = None, acc: DTypeLike | None = None) -> Scalar: ...
+@overload
+def sum(x: Tile, axis: int, acc: DTypeLike | None = None) -> Tile: ...
+def sum(x: Tile, axis: int | None = None, acc: DTypeLike | None = None) -> Tile | Scalar:
+    """The sum of all elements, a uniform scalar; with `axis` the sums along it (SPEC K3, R2).
 
-    Lanes that a load left out count as their `fill`. The order of additions is fixed, so the same
-    values give the same bits in every program.
+    The sums along an axis of a tile of several dimensions are a tile of the shape and owners of
+    `x`: every element holds the sum of its row, all that differ from it in this coordinate only.
+    Lanes that a load left out count as their `fill`. Sums of integers wrap. The order of additions
+    is fixed by the layout, so the same values give the same bits in every program.
 
     Args:
-        x: an f32 tile. Cast f16 and bf16 first: they overflow and stagnate (SPEC R4).
-        axis: None, or 0 for a 1-D tile.
-        acc: None or f32: the dtype sums are accumulated in.
+        x: a tile of f32, i32 or u32; of another dtype with `acc`.
+        axis: None for all elements, or the axis to sum along; negative ones count from the last.
+        acc: the dtype of the sum, to which elements are cast before: f32 for floats, i32 or u32 for
+            integers and masks. f16 and bf16 need it, since they overflow and stagnate (SPEC R4).
 
     Raises:
-        CompileError: not a tile, f16 or bf16, another axis or `acc`.
-        UnsupportedError: a tile of integers; an axis of a tile of several dimensions.
+        CompileError: not a tile, a dtype that needs `acc`, another `acc`, or an axis `x` hasn't.
     """
     raise outside("sum")
 
 
-def max(x: Tile, axis: int | None = None) -> Scalar:
-    """The largest element (SPEC K3).
+@overload
+def max(x: Tile, axis: None = None, acc: DTypeLike | None = None) -> Scalar: ...
+@overload
+def max(x: Tile, axis: int, acc: DTypeLike | None = None) -> Tile: ...
+def max(x: Tile, axis: int | None = None, acc: DTypeLike | None = None) -> Tile | Scalar:
+    """The largest element, a uniform scalar; with `axis` the largest along it (SPEC K3).
+
+    NaN if any element is NaN, as in MLX; which NaN is not said, nor which zero of two signs. The
+    result along an axis is a tile as that of `sum`.
+
+    Args:
+        x: a tile of f16, bf16, f32, i32 or u32. What a load leaves out is its `fill`, which has to
+            be given there unless the load is in bounds for certain (SPEC K2).
+        axis: as for `sum`.
+        acc: the dtype of the result, as for `sum`; None is that of `x`.
 
     Raises:
-        UnsupportedError: reductions are not supported yet.
+        CompileError: not a tile, a dtype that needs `acc`, an axis `x` hasn't, or a load without
+            `fill` among what `x` is made of.
     """
     raise outside("max")
 
 
-def min(x: Tile, axis: int | None = None) -> Scalar:
-    """The smallest element (SPEC K3).
-
-    Raises:
-        UnsupportedError: reductions are not supported yet.
-    """
+@overload
+def min(x: Tile, axis: None = None, acc: DTypeLike | None = None) -> Scalar: ...
+@overload
+def min(x: Tile, axis: int, acc: DTypeLike | None = None) -> Tile: ...
+def min(x: Tile, axis: int | None = None, acc: DTypeLike | None = None) -> Tile | Scalar:
+    """The smallest element, in all else as `max` (SPEC K3)."""
     raise outside("min")
 
 
@@ -87,45 +108,67 @@ def _reduction(build: Build) -> UnsupportedError:
     return UnsupportedError(f"[{name}] this reduction is not supported yet", build.call.loc)
 
 
-@rule(sum)
-def _sum(build: Build, x: object, axis: object, acc: object) -> Value:
+def _combined(build: Build, kind: CombineKind, x: object, axis: object, acc: object) -> Value:
     if not isinstance(x, Value) or not isinstance(x.type, TileType):
         raise build.error(f"x is {describe(x)}, expected a tile", "x")
+    along = _axis(build, axis, len(x.type.shape))
     dtype = x.type.dtype
-    if dtype.is_float and dtype != f32:
+    wide = _accumulator(build, kind, x, dtype, acc)
+    source = build.cast(x, wide)
+    made = build.add(tile.Reduce(kind, source, along), suffix(x, kind.value))
+    narrow = acc is None and dtype.is_float
+    return build.cast(made, dtype) if narrow else made
+
+
+def _accumulator(build: Build, kind: CombineKind, x: Value, dtype: DType, acc: object) -> DType:
+    """The dtype in which elements are combined. Extremes of f16 and bf16 are exact in f32."""
+    name = x.name or "x"
+    allowed = (f32,) if dtype.is_float else (i32, u32)
+    if acc is not None:
+        if acc not in allowed:
+            names = " or ".join(repr(item) for item in allowed)
+            raise build.error(f"acc is {describe(acc)}, expected {names} for {dtype}", "acc")
+        assert isinstance(acc, DType)
+        return acc
+    if dtype in REDUCED:
+        return dtype
+    if not dtype.is_float:
+        raise build.error(
+            f"x is {dtype}, expected one of f32, i32, u32, or acc=",
+            "x",
+            f"give the dtype to count in: metile.{kind.value}({name}, acc=metile.i32)",
+        )
+    if kind is CombineKind.SUM:
         raise build.error(
             f"x is {dtype}, cast to f32 before summing: a sum in {dtype} overflows or stagnates",
             "x",
-            f"metile.sum(metile.cast({x.name or 'x'}, metile.f32))",
+            f"metile.sum({name}, acc=metile.f32)",
         )
-    if dtype != f32:
-        error = build.error(f"x is {dtype}: only f32 tiles can be summed yet", "x")
-        hint = f"cast it, where f32 holds it exactly: metile.cast({x.name or 'x'}, metile.f32)"
-        raise UnsupportedError(error.message, error.loc, hint)
-    _check_axis(build, axis, len(x.type.shape))
-    if acc is not None and acc != f32:
-        raise build.error(f"acc is {describe(acc)}, expected metile.f32 or None", "acc")
-    return build.add(tile.Reduce(CombineKind.SUM, x), suffix(x, "sum"))
+    return f32
 
 
-def _check_axis(build: Build, axis: object, rank: int) -> None:
+def _axis(build: Build, axis: object, rank: int) -> int | None:
+    """The axis from 0 on; None for all elements, which the only axis of a 1-D tile is too."""
     if axis is None:
-        return
+        return None
     if isinstance(axis, bool) or not isinstance(axis, int) or not -rank <= axis < rank:
         raise build.error(f"axis is {describe(axis)}, expected None or 0 to {rank - 1}", "axis")
-    if rank > 1:
-        error = build.error(f"axis={axis} of a tile of {rank} dimensions is not supported yet")
-        raise UnsupportedError(error.message, error.loc, "axis=None sums all elements")
+    return axis % rank if rank > 1 else None
+
+
+@rule(sum)
+def _sum(build: Build, x: object, axis: object, acc: object) -> Value:
+    return _combined(build, CombineKind.SUM, x, axis, acc)
 
 
 @rule(max)
-def _max(build: Build, x: object, axis: object) -> object:
-    raise _reduction(build)
+def _max(build: Build, x: object, axis: object, acc: object) -> Value:
+    return _combined(build, CombineKind.MAX, x, axis, acc)
 
 
 @rule(min)
-def _min(build: Build, x: object, axis: object) -> object:
-    raise _reduction(build)
+def _min(build: Build, x: object, axis: object, acc: object) -> Value:
+    return _combined(build, CombineKind.MIN, x, axis, acc)
 
 
 @rule(argmax)

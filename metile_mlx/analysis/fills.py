@@ -1,0 +1,96 @@
+"""Loads whose left-out lanes would decide a maximum or minimum: they need a `fill` (SPEC K2).
+
+A lane that is masked off or out of bounds holds the load's fill, which is 0 where none was given.
+That is what a sum ignores, but no maximum does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from metile_mlx.analysis.affine_forms import Form, affine_forms
+from metile_mlx.errors import CompileError
+from metile_mlx.ir import tile
+from metile_mlx.ir.arith import CombineKind
+from metile_mlx.ir.core import Func, Op, Value, walk
+
+
+def check_fills(func: Func) -> None:
+    """Refuse a maximum or minimum over a load without fill that may leave lanes out.
+
+    A load is known to leave none out where it has no mask and each index lies within a constant
+    extent, or is the program id along an axis of the grid that is the extent.
+
+    Raises:
+        CompileError: at the load.
+    """
+    extremes = [
+        item
+        for item in walk(func.body)
+        if isinstance(item, tile.Reduce) and item.kind is not CombineKind.SUM
+    ]
+    if not extremes:
+        return
+    made_by = {value: item for item in walk(func.body) for value in item.results}
+    forms = affine_forms(func)
+    for item in extremes:
+        for load in _loads(item.src, made_by):
+            if load.fill is None and _leaves_out(load, made_by, forms):
+                _refuse(item, load)
+
+
+def _refuse(item: tile.Reduce, load: tile.Load) -> None:
+    kind = item.kind.value
+    best = "-math.inf" if item.kind is CombineKind.MAX else "math.inf"
+    raise CompileError(
+        "[load] lanes that are masked off or out of bounds would be 0, and take part in the "
+        f"{kind} of line {item.loc.line}",
+        load.loc,
+        f"say what they count as: load(..., fill=x), for floats fill={best} is ignored by {kind}",
+    )
+
+
+def _loads(value: Value, made_by: Mapping[Value, Op]) -> Iterator[tile.Load]:
+    """The loads whose elements go into `value`; what a sum gives is a number of its own."""
+    seen: set[Value] = set()
+    pending = [value]
+    while pending:
+        item = made_by.get(pending.pop())
+        if item is None or not seen.isdisjoint(item.results):
+            continue
+        seen.update(item.results)
+        match item:
+            case tile.Load():
+                yield item
+            case tile.Reduce(kind=CombineKind.SUM):
+                pass
+            case tile.If():
+                pending += [*item.then.ops[-1].operands(), *item.otherwise.ops[-1].operands()]
+            case tile.Select():
+                pending += [item.on_true, item.on_false]
+            case _:
+                pending += item.operands()
+
+
+def _leaves_out(load: tile.Load, made_by: Mapping[Value, Op], forms: Mapping[Value, Form]) -> bool:
+    view = made_by[load.tensor]
+    assert isinstance(view, tile.Tensor)
+    return load.mask is not None or not all(
+        _within(index, extent, made_by, forms)
+        for index, extent in zip(load.indices, view.shape, strict=True)
+    )
+
+
+def _within(
+    index: Value, extent: Value, made_by: Mapping[Value, Op], forms: Mapping[Value, Form]
+) -> bool:
+    """Whether 0 <= index < extent for certain."""
+    here, size = made_by.get(index), made_by.get(extent)
+    if isinstance(here, tile.ProgramId) and isinstance(size, tile.NumPrograms):
+        return here.axis == size.axis
+    form = forms.get(index)
+    if form is None or isinstance(form, str) or not form.is_fixed:
+        return False
+    return isinstance(size, tile.Constant) and bool(
+        form.part.min() >= 0 and form.part.max() < size.value
+    )
