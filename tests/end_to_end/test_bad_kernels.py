@@ -249,18 +249,6 @@ target.store(metile.arange(0, 64, layout=SWAP), v)
 together; use metile.where(condition, a, b), or a constexpr
 """,
     ),
-    "a 2-D view of an explicit tile (O1)": (
-        metile.UnsupportedError,
-        """\
-j = metile.reshape(i, (8, 8))
-target.store(metile.reshape(metile.arange(0, 64, layout=SWAP), (8, 8)), 1.0)
-> k.py:11:9: error: [reshape] 'j' has shape (8, 8): explicit thread layouts own one-dimensional \
-tiles
->       j = metile.reshape(i, (8, 8))
->           ^^^^^^^^^^^^^^^^^^^^^^^^^
-> hint: compute the coordinates from a 1-D tile: index // columns, index % columns
-""",
-    ),
     "registers beside a tile without (O6)": (
         metile.LayoutError,
         """\

@@ -97,6 +97,16 @@ def centred(x, y, n, LAYOUT: metile.constexpr):
     target.store(i, value)
 
 
+@metile.kernel
+def ranges(x, y, n, LAYOUT: metile.constexpr):
+    source = metile.tensor(x, shape=(n, 32), access="read")
+    target = metile.tensor(y, shape=(n, 32), access="write")
+    i = metile.reshape(metile.arange(0, 512, layout=LAYOUT), (16, 32))
+    at = (metile.program_id(0) * 16 + i // 32, i % 32)
+    value = source.load(at, fill=0)
+    target.store(at, metile.max(value, axis=1) - metile.min(value, axis=0))
+
+
 @dataclass(frozen=True)
 class Sample:
     """A kernel with the types of its runtime parameters (`f32*` an array) and its constexprs."""
@@ -128,5 +138,6 @@ SAMPLES = {
     "print": Sample(printed, ("f32*", "f32*", "i32")),
     "square": Sample(square, ("i32*", "i32")),
     "registers": Sample(centred, ("f32*", "f32*", "i32"), {"LAYOUT": ADJACENT}, frozenset({"y"})),
+    "rows": Sample(ranges, ("bf16*", "f32*", "i32"), {"LAYOUT": ADJACENT}),
     "numbers": Sample(numbers, ("f32*", "f32*", "i32", "f32"), {"POWER": 3}),
 }
