@@ -138,6 +138,10 @@ SAMPLES = {
     "print": Sample(printed, ("f32*", "f32*", "i32")),
     "square": Sample(square, ("i32*", "i32")),
     "registers": Sample(centred, ("f32*", "f32*", "i32"), {"LAYOUT": ADJACENT}, frozenset({"y"})),
-    "rows": Sample(ranges, ("bf16*", "f32*", "i32"), {"LAYOUT": ADJACENT}),
+    "rows": Sample(
+        ranges,
+        ("bf16*", "f32*", "i32"),
+        {"LAYOUT": metile.ThreadLayout.identity(512)},
+    ),
     "numbers": Sample(numbers, ("f32*", "f32*", "i32", "f32"), {"POWER": 3}),
 }
