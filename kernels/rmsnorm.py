@@ -1,6 +1,8 @@
 """RMS normalisation of rows, `x / sqrt(mean(x^2) + eps) * w`, and its gradients (SPEC B1).
 
-One program per row; the row is held in registers, read once and used twice. All arithmetic is f32.
+One program per row. `rmsnorm` takes any width, which it learns when it runs: two loops over the
+row. `rmsnorm_register` holds a row of constant width in registers, read once and used twice. All
+arithmetic is f32.
 With `ROUND_NORMALISED` the normalised value is rounded to the dtype of the output before it is
 multiplied by the weight in that dtype, which is the order of `mx.fast.rms_norm` (F66); otherwise
 there is one rounding, at the store. In f32 the two are the same.
@@ -36,6 +38,52 @@ def columns_of(N, BLOCK, LAYOUT):
 def reciprocal_root(values, eps, N):
     """`1 / sqrt(mean(values^2) + eps)` of f32 values; those beyond N are zero."""
     return metile.rsqrt(metile.sum(values * values) * (1 / N) + eps)
+
+
+@metile.kernel(relaxed="RELAXED_PRECISION")
+def rmsnorm(
+    inputs,
+    weights,
+    output,
+    width: int,
+    eps: float,
+    BLOCK: metile.constexpr = 1024,
+    RELAXED_PRECISION: metile.constexpr = False,
+    ROUND_NORMALISED: metile.constexpr = False,
+    WEIGHTED: metile.constexpr = True,
+):
+    """Normalise rows of `width` columns: inputs and output hold rows * width elements.
+
+    Args:
+        width: columns, any number; a new one compiles nothing.
+        eps: added to the mean square, f32.
+        BLOCK: columns at a time, one per thread: a power of two of 32 to 1024.
+        RELAXED_PRECISION, ROUND_NORMALISED, WEIGHTED: as of `rmsnorm_register`.
+    """
+    shape = (metile.num_programs(0), width)
+    source = metile.tensor(inputs, shape=shape, access="read")
+    result = metile.tensor(output, shape=shape, access="write")
+    if WEIGHTED:
+        scales = metile.tensor(weights, shape=(width,), access="read")
+    row = metile.program_id(0)
+    lanes = metile.arange(0, BLOCK)
+    squares = metile.zeros(BLOCK, metile.f32)
+    for start in metile.tile_range(0, width, BLOCK):
+        values = metile.cast(source.load((row, start + lanes)), metile.f32)
+        squares = squares + values * values
+    mean = metile.sum(squares) / metile.cast(width, metile.f32)
+    root = metile.rsqrt(mean + eps)
+    for start in metile.tile_range(0, width, BLOCK):
+        columns = start + lanes
+        normalised = metile.cast(source.load((row, columns)), metile.f32) * root
+        if WEIGHTED:
+            weight = scales.load(columns)
+            if ROUND_NORMALISED:
+                rounded = metile.cast(normalised, output.dtype)
+                normalised = rounded * metile.cast(weight, output.dtype)
+            else:
+                normalised = normalised * metile.cast(weight, metile.f32)
+        result.store((row, columns), normalised)
 
 
 @metile.kernel(relaxed="RELAXED_PRECISION")
@@ -135,23 +183,39 @@ def rmsnorm_register_gradients(
         parts.store((program, columns), total)
 
 
-def _selftest(dtype, width, backend):
-    """Rows of N(0, 1) numbers against float64."""
+def _rows(dtype, width):
+    """Rows of N(0, 1) numbers, weights, and what float64 makes of them."""
     generator = np.random.default_rng(width)
     x = mx.array(generator.standard_normal((5, width)).astype(np.float32)).astype(dtype)
     w = mx.array(generator.uniform(0.5, 2, width).astype(np.float32)).astype(dtype)
     exact, weight = (np.array(a.astype(mx.float32)).astype(np.float64) for a in (x, w))
     expected = exact / np.sqrt((exact**2).mean(axis=1, keepdims=True) + 1e-5) * weight
+    # 1e-6 of a f32; two more than the correctly rounded f16 or bf16, which is half of one off.
+    return x, w, expected, 8 if dtype == mx.float32 else 2.5
+
+
+def _selftest(dtype, width, backend):
+    x, w, expected, ulps = _rows(dtype, width)
     arguments = (x, w, metile.empty(x.shape, dtype), 1e-5)
     dispatch = rmsnorm_register[5].prepare(
         *arguments, N=width, BLOCK=metile.next_power_of_2(max(width, 32)), backend=backend
     )
-    # 1e-6 of a f32; two more than the correctly rounded f16 or bf16, which is half of one off.
-    return dispatch, arguments, expected, 8 if dtype == mx.float32 else 2.5
+    return dispatch, arguments, expected, ulps
 
 
+def _selftest_runtime(dtype, width, backend):
+    x, w, expected, ulps = _rows(dtype, width)
+    arguments = (x, w, metile.empty(x.shape, dtype), width, 1e-5)
+    return rmsnorm[5].prepare(*arguments, backend=backend), arguments, expected, ulps
+
+
+_NAMES = (("f32", mx.float32), ("f16", mx.float16), ("bf16", mx.bfloat16))
 SELFTESTS = [
     (f"rmsnorm_register, {width} columns, {name}", partial(_selftest, dtype, width))
     for width in (31, 1009, 1024)
-    for name, dtype in (("f32", mx.float32), ("f16", mx.float16), ("bf16", mx.bfloat16))
+    for name, dtype in _NAMES
+] + [
+    (f"rmsnorm, {width} columns, {name}", partial(_selftest_runtime, dtype, width))
+    for width in (31, 4097)
+    for name, dtype in _NAMES
 ]

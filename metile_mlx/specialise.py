@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from metile_mlx.analysis.coverage import OutputCoverage, coverage
-from metile_mlx.analysis.views import ViewChecks, views
+from metile_mlx.analysis.views import ViewChecks, steps, views
 from metile_mlx.compiler import compile_kernel, lower
 from metile_mlx.context import Context, Schedule, Stage
 from metile_mlx.emit.source import KernelSource
@@ -154,4 +154,4 @@ def specialise(
     start = perf_counter()
     func = translate(definition, specs, constexprs)
     seconds = perf_counter() - start
-    return Specialisation(func, ViewChecks(views(func)), coverage(func), seconds)
+    return Specialisation(func, ViewChecks(views(func), steps(func)), coverage(func), seconds)

@@ -1,14 +1,15 @@
-"""Integer values as affine functions of the program ids, with the part over a tile's lanes exact.
+"""Integer values as affine functions of program ids and loop indices, exact over a tile's lanes.
 
 Adding, subtracting and multiplying by a constant commute with wrapping, so they are followed
 through program ids modulo 2**32. Every other operation is worked out exactly, as the language
-defines it, and only where no program id is involved.
+defines it, and only where none of these is involved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 
 from metile_mlx.dtypes import DType, i32, u32
 from metile_mlx.ir.arith import BinaryKind, UnaryKind
-from metile_mlx.ir.core import Func, Op, Value
+from metile_mlx.ir.core import Block, Func, Op, Value, walk
+from metile_mlx.ir.loops import For
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.tile import (
     Arange,
@@ -41,17 +43,18 @@ FOLLOWED = (i32, u32)
 class Affine:
     """coefficients[0] * program_id(0) + ... + part, modulo 2**32; `dtype` is i32 or u32.
 
-    `part` has shape (lanes,) in row-major order, or (1,) where the value is uniform. It is in the
-    range of `dtype`; with all coefficients 0 it is the value itself.
+    From coefficient 3 on they belong to the indices of the kernel's loops, in program order; those
+    left out are 0. `part` has shape (lanes,) in row-major order, or (1,) where the value is
+    uniform. It is in the range of `dtype`; with all coefficients 0 it is the value itself.
     """
 
     dtype: DType
     part: Lanes
-    coefficients: tuple[int, int, int] = (0, 0, 0)
+    coefficients: tuple[int, ...] = ()
 
     @property
     def is_fixed(self) -> bool:
-        """The same in every program."""
+        """The same in every program and iteration."""
         return not any(self.coefficients)
 
     @property
@@ -65,20 +68,29 @@ Form: TypeAlias = "Affine | str"
 
 
 def affine_forms(func: Func) -> dict[Value, Form]:
-    """The form of every value of a kernel's body; what branches compute is not followed."""
+    """The form of every value of a kernel's body and loops; branches are not followed."""
     forms: dict[Value, Form] = {
         param: f"the scalar parameter {param.name}"
         for param in func.params
         if isinstance(param.type, ScalarType)
     }
-    for op in func.body.ops:
+    loops = [op for op in walk(func.body) if isinstance(op, For)]
+    _block(func.body, forms, {loop: number for number, loop in enumerate(loops)})
+    return forms
+
+
+def _block(block: Block, forms: dict[Value, Form], loops: Mapping[For, int]) -> None:
+    for op in block.ops:
+        if isinstance(op, For):
+            forms[op.index] = _make(i32, _number(0), [0] * (3 + loops[op]) + [1])
+            forms.update((arg, f"{arg.name}, which a loop carries") for arg in op.carried)
+            _block(op.body, forms, loops)
         if len(op.results) == 1 and isinstance(op.result.type, (ScalarType, TileType)):
             rule = _RULES.get(type(op))
             known = op.result.type.dtype in FOLLOWED
             forms[op.result] = rule(op, forms) if rule and known else f"the result of {op.opcode}"
         else:
             forms.update((value, f"the result of {op.opcode}") for value in op.results)
-    return forms
 
 
 def wrap(part: Lanes, dtype: DType) -> Lanes:
@@ -88,8 +100,8 @@ def wrap(part: Lanes, dtype: DType) -> Lanes:
 
 def _make(dtype: DType, part: Lanes, coefficients: list[int] | None = None) -> Affine:
     # Coefficients stay small numbers of either sign: -1 and 2**32 - 1 are the same one.
-    reduced = [((c + 2**31) & 0xFFFFFFFF) - 2**31 for c in coefficients or [0, 0, 0]]
-    return Affine(dtype, wrap(part, dtype), (reduced[0], reduced[1], reduced[2]))
+    reduced = tuple(((c + 2**31) & 0xFFFFFFFF) - 2**31 for c in coefficients or ())
+    return Affine(dtype, wrap(part, dtype), reduced)
 
 
 def _number(value: int) -> Lanes:
@@ -159,7 +171,7 @@ def _binary(op: Binary, forms: Mapping[Value, Form]) -> Form:
         return lhs
     if isinstance(rhs, str):
         return rhs
-    pairs = list(zip(lhs.coefficients, rhs.coefficients, strict=True))
+    pairs = list(zip_longest(lhs.coefficients, rhs.coefficients, fillvalue=0))
     if op.kind is BinaryKind.ADD:
         return _make(lhs.dtype, lhs.part + rhs.part, [a + b for a, b in pairs])
     if op.kind is BinaryKind.SUB:

@@ -9,6 +9,9 @@ with the part over the tile's lanes worked out exactly. All lanes of one program
 index vectors; when that set holds a whole box [0, e_0) x [0, e_1) x ..., and e_d is the coefficient
 of the axis that drives dimension d, neighbouring programs tile the dimension without a gap.
 
+A loop whose bounds the host knows is one more axis: its index is start + step * k for k = 0, 1, ...
+and all its iterations are programs along it.
+
 Wrapping arithmetic is no hole: the index a program computes equals the affine value modulo 2**32
 (analysis/affine_forms.py), and an index in [0, extent) is below 2**31, so whenever the affine value
 is in there the computed one is the same.
@@ -16,7 +19,7 @@ is in there the computed one is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -25,25 +28,50 @@ from typing import TypeAlias
 import numpy as np
 
 from metile_mlx.analysis.affine_forms import Form, Lanes, affine_forms
-from metile_mlx.analysis.views import REMEMBERED, View, view_of, with_grid
-from metile_mlx.ir.core import Func, Value, definitions, walk
+from metile_mlx.analysis.views import (
+    REMEMBERED,
+    HostExpr,
+    View,
+    host_number,
+    view_of,
+    with_grid,
+)
+from metile_mlx.ir.core import Block, Func, Op, Value, definitions, walk
+from metile_mlx.ir.loops import For
 from metile_mlx.ir.tile import Store, Tensor
 
 Grid: TypeAlias = "tuple[int, int, int]"
 AXES = "xyz"
 # Per dimension: which grid axis moves its index and by how much per program, None where none does.
 Drive: TypeAlias = "tuple[tuple[int, int] | None, ...]"
+# What stands around a store, outermost first; and the loops of it by their axes.
+Path: TypeAlias = "tuple[For | None, ...]"
+Around: TypeAlias = "tuple[tuple[int, Trips], ...]"
+
+
+@dataclass(frozen=True)
+class Trips:
+    """A loop around a store: how often it runs."""
+
+    start: int
+    end: HostExpr
+    step: int
+
+    def count(self, known: Mapping[str, int]) -> int:
+        return len(range(self.start, self.end.evaluate(known), self.step))
 
 
 @dataclass(frozen=True)
 class Box:
     """What each program of a group of stores covers: [0, extents[d]) from program_id * extents[d].
 
-    `axes[d]` is the grid axis that moves dimension d, None where every program covers it alike.
+    `axes[d]` is the grid axis that moves dimension d, or the number of a loop + 3, None where every
+    program covers it alike. `loops` are all loops around the stores, by that number.
     """
 
     axes: tuple[int | None, ...]
     extents: tuple[int, ...]
+    loops: tuple[tuple[int, Trips], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,7 +93,7 @@ class OutputCoverage:
     _names: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        names = {name for view, _ in self.candidates for name in view.names}
+        names = {name for view, box in self.candidates for name in _names(view, box)}
         object.__setattr__(self, "_names", tuple(sorted(names)))
         object.__setattr__(self, "_gap", lru_cache(REMEMBERED)(self._find_gap))
 
@@ -104,7 +132,7 @@ class OutputCoverage:
 
 
 def _gap(view: View, box: Box, known: Mapping[str, int], grid: Grid, size: int) -> str:
-    missing = [name for name in view.names if name not in known]
+    missing = [name for name in _names(view, box) if name not in known]
     if missing:
         return f"the view depends on {missing[0]}, which is an MLX array in this call"
     shape, strides = view.geometry(known)
@@ -112,17 +140,26 @@ def _gap(view: View, box: Box, known: Mapping[str, int], grid: Grid, size: int) 
         return f"the view of shape {shape} and strides {strides} is not all of {size} elements"
     if 0 in grid:
         return "the grid is empty"
+    counts = {**dict(enumerate(grid)), **{axis: trips.count(known) for axis, trips in box.loops}}
+    if 0 in counts.values():
+        return "a loop around the store runs no iteration"
     for dimension, (axis, covered, extent) in enumerate(
         zip(box.axes, box.extents, shape, strict=True)
     ):
         if axis is None and covered < extent:
             return f"each program covers {covered} of {extent} along dimension {dimension}"
-        if axis is not None and grid[axis] * covered < extent:
+        if axis is not None and counts[axis] * covered < extent:
+            what = f"programs along {AXES[axis]}" if axis < 3 else "iterations"
             return (
-                f"{grid[axis]} programs along {AXES[axis]} cover {grid[axis] * covered} of "
-                f"{extent} along dimension {dimension}"
+                f"{counts[axis]} {what} cover {counts[axis] * covered} of {extent} along dimension "
+                f"{dimension}"
             )
     return ""
+
+
+def _names(view: View, box: Box) -> tuple[str, ...]:
+    """The numbers of a call that a proof needs."""
+    return (*view.names, *(name for _, trips in box.loops for name in trips.end.names))
 
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
@@ -148,30 +185,31 @@ def coverage(func: Func) -> tuple[OutputCoverage, ...]:
     for op in walk(func.body):
         if isinstance(op, Tensor) and op.access != "read":
             declared.setdefault(op.param, {})[op.result] = op
-    stores = [op for op in walk(func.body) if isinstance(op, Store)]
-    top = {id(op) for op in func.body.ops}
+    stores = list(_stores(func.body, ()))
+    loops = [op for op in walk(func.body) if isinstance(op, For)]
     forms = affine_forms(func) if stores else {}
     found = []
     for param in func.params:
         tensors = declared.get(param)
         if tensors is None:
             continue
-        groups: dict[tuple[View, Drive], list[Lanes]] = {}
+        groups: dict[tuple[View, Drive, Around], list[Lanes]] = {}
         reasons = []
-        own = [store for store in stores if store.tensor in tensors]
-        for store in own:
-            drive = _drive(store, forms) if id(store) in top else "is under a condition"
-            if isinstance(drive, str):
+        own = [(store, around) for store, around in stores if store.tensor in tensors]
+        for store, around in own:
+            trips = _trips(around, loops, defined, params)
+            drive = trips if isinstance(trips, str) else _drive(store, forms, dict(trips))
+            if isinstance(trips, str) or isinstance(drive, str):
                 reasons.append(f"the store at line {store.loc.line} {drive}")
             else:
                 view = view_of(tensors[store.tensor], defined, params)
-                groups.setdefault((view, drive[0]), []).append(drive[1])
+                groups.setdefault((view, drive[0], trips), []).append(drive[1])
         if not own:
             reasons.append(f"nothing is stored to {param.name}")
         access = next(iter(tensors.values())).access
         candidates = []
-        for (view, steps), parts in groups.items():
-            box = _box(view, steps, np.concatenate(parts, axis=1))
+        for (view, steps, trips), parts in groups.items():
+            box = _box(view, steps, np.concatenate(parts, axis=1), trips)
             if box is None:
                 reasons.append(f"the indices stored to {param.name} do not fill a box from index 0")
             else:
@@ -180,7 +218,38 @@ def coverage(func: Func) -> tuple[OutputCoverage, ...]:
     return tuple(found)
 
 
-def _drive(store: Store, forms: Mapping[Value, Form]) -> tuple[Drive, Lanes] | str:
+def _stores(block: Block, around: tuple[For | None, ...]) -> Iterator[tuple[Store, Path]]:
+    """All stores, with the loops around them; None stands for a branch."""
+    for op in block.ops:
+        if isinstance(op, Store):
+            yield op, around
+        for inner in op.blocks():
+            yield from _stores(inner, (*around, op if isinstance(op, For) else None))
+
+
+def _trips(
+    around: Path,
+    loops: Sequence[For],
+    defined: Mapping[Value, Op],
+    params: frozenset[Value],
+) -> Around | str:
+    """How often the loops around a store run, by their axes; or why that is not known."""
+    found = []
+    for loop in around:
+        if loop is None:
+            return "is under a condition"
+        start, end, step = (
+            host_number(value, defined, params) for value in (loop.start, loop.end, loop.step)
+        )
+        if start is None or end is None or step is None or start.names or step.names:
+            return f"is in the loop of line {loop.loc.line}, whose bounds the host does not know"
+        found.append((3 + loops.index(loop), Trips(start.factor, end, step.factor)))
+    return tuple(found)
+
+
+def _drive(
+    store: Store, forms: Mapping[Value, Form], trips: Mapping[int, Trips]
+) -> tuple[Drive, Lanes] | str:
     """How program ids move the indices, and the index vectors of program 0, one a column."""
     if store.mask is not None:
         return "is masked"
@@ -192,18 +261,24 @@ def _drive(store: Store, forms: Mapping[Value, Form]) -> tuple[Drive, Lanes] | s
             return f"has an index {dimension} that depends on {form}"
         moved = [(axis, step) for axis, step in enumerate(form.coefficients) if step]
         if len(moved) > 1:
-            return f"has an index {dimension} that depends on several program ids"
+            return f"has an index {dimension} that depends on several program ids or loops"
         if moved and moved[0][1] < 0:
-            return f"has an index {dimension} that falls as program_id({moved[0][0]}) rises"
+            what = f"program_id({moved[0][0]})" if moved[0][0] < 3 else "the index of its loop"
+            return f"has an index {dimension} that falls as {what} rises"
+        part = form.part
+        if moved and moved[0][0] >= 3:
+            axis, step = moved[0]
+            part = part + step * trips[axis].start
+            moved = [(axis, step * trips[axis].step)]
         drive.append(moved[0] if moved else None)
-        parts.append(form.part)
+        parts.append(part)
     axes = [step[0] for step in drive if step]
     if len(set(axes)) < len(axes):
-        return "has one program id in several indices"
+        return "has one program id or loop in several indices"
     return tuple(drive), np.stack(np.broadcast_arrays(*parts))[1:]
 
 
-def _box(view: View, drive: Drive, vectors: Lanes) -> Box | None:
+def _box(view: View, drive: Drive, vectors: Lanes, trips: Around) -> Box | None:
     """The box from the origin that the index vectors (one a column) fill; None when it has gaps.
 
     Dimensions that no axis moves must be filled up to their extent where that is a constant; up to
@@ -224,4 +299,4 @@ def _box(view: View, drive: Drive, vectors: Lanes) -> Box | None:
         place = place * covered + indices
     if not np.bincount(place[inside], minlength=prod(extents)).all():
         return None
-    return Box(tuple(step[0] if step else None for step in drive), tuple(extents))
+    return Box(tuple(step[0] if step else None for step in drive), tuple(extents), trips)

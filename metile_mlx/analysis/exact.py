@@ -3,8 +3,8 @@ in floating point. Backends must then agree in every bit."""
 
 from __future__ import annotations
 
-from metile_mlx.ir.arith import element
-from metile_mlx.ir.core import Func, Op, Value, definitions, walk
+from metile_mlx.ir.core import Func, Op, Value, walk
+from metile_mlx.ir.loops import For
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.tile import (
     Arange,
@@ -54,21 +54,42 @@ class _Rounded:
     """Whether a value depends on floating-point arithmetic."""
 
     def __init__(self, func: Func) -> None:
-        self._defined = definitions(func)
-        self._known: dict[Value, bool] = {}
+        self._found: set[Value] = set()
+        before = -1
+        # What a loop carries may depend on what it makes of it.
+        while before < len(self._found):
+            before = len(self._found)
+            for item in walk(func.body):
+                self._visit(item)
 
     def __call__(self, value: Value) -> bool:
-        if value not in self._known:
-            item = self._defined.get(value)
-            self._known[value] = item is not None and self._made_by(item, value)
-        return self._known[value]
+        return value in self._found
 
-    def _made_by(self, item: Op, value: Value) -> bool:
-        if isinstance(item, If):
-            at = item.results.index(value)
-            yielded = [block.ops[-1].operands()[at] for block in item.blocks()]
-            return any(self(part) for part in (item.condition, *yielded))
+    def _visit(self, item: Op) -> None:
+        if isinstance(item, If | For):
+            self._merge(item)
+            return
         operands = [v for v in item.operands() if isinstance(v.type, ScalarType | TileType)]
-        if any(self(operand) for operand in operands):
-            return True
-        return not isinstance(item, _MOVES) and element(value).is_float
+        computed = not isinstance(item, _MOVES)
+        for value in item.results:
+            if any(map(self, operands)) or (computed and _is_float(value)):
+                self._found.add(value)
+
+    def _merge(self, item: If | For) -> None:
+        """What a branch or a loop leaves: one of several values, chosen by other ones."""
+        choosing = (item.condition,) if isinstance(item, If) else (item.start, item.end, item.step)
+        chosen = any(map(self, choosing))
+        for position, result in enumerate(item.results):
+            parts = [block.ops[-1].operands()[position] for block in item.blocks()]
+            if isinstance(item, For):
+                parts.append(item.inits[position])
+            if chosen or any(map(self, parts)):
+                self._found.update((result, *_carried(item, position)))
+
+
+def _carried(item: If | For, position: int) -> tuple[Value, ...]:
+    return (item.carried[position],) if isinstance(item, For) else ()
+
+
+def _is_float(value: Value) -> bool:
+    return isinstance(value.type, ScalarType | TileType) and value.type.dtype.is_float

@@ -12,7 +12,8 @@ from metile_mlx.analysis.affine_forms import Form, affine_forms
 from metile_mlx.errors import CompileError
 from metile_mlx.ir import tile
 from metile_mlx.ir.arith import CombineKind
-from metile_mlx.ir.core import Func, Op, Value, walk
+from metile_mlx.ir.core import Func, Op, Value, definitions, walk
+from metile_mlx.ir.loops import For
 
 
 def check_fills(func: Func) -> None:
@@ -31,7 +32,9 @@ def check_fills(func: Func) -> None:
     ]
     if not extremes:
         return
-    made_by = {value: item for item in walk(func.body) for value in item.results}
+    made_by = definitions(func)
+    for loop in (item for item in walk(func.body) if isinstance(item, For)):
+        made_by.update(dict.fromkeys(loop.carried, loop))
     forms = affine_forms(func)
     for item in extremes:
         for load in _loads(item.src, made_by):
@@ -55,11 +58,16 @@ def _loads(value: Value, made_by: Mapping[Value, Op]) -> Iterator[tile.Load]:
     seen: set[Value] = set()
     pending = [value]
     while pending:
-        item = made_by.get(pending.pop())
-        if item is None or not seen.isdisjoint(item.results):
+        value = pending.pop()
+        item = made_by.get(value)
+        if item is None or value in seen:
             continue
-        seen.update(item.results)
+        seen.add(value)
         match item:
+            case For():
+                names = item.carried if value in item.carried else item.results
+                if value in names:
+                    pending += [part[names.index(value)] for part in (item.inits, item.yields)]
             case tile.Load():
                 yield item
             case tile.Reduce(kind=CombineKind.SUM):

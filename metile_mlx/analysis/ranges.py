@@ -17,6 +17,7 @@ from metile_mlx.dtypes import DType, Kind
 from metile_mlx.ir import metal
 from metile_mlx.ir.arith import BinaryKind, CompareKind, UnaryKind, element
 from metile_mlx.ir.core import Block, Func, Op, Value
+from metile_mlx.ir.loops import Loop
 from metile_mlx.ir.types import ScalarType
 
 MAX_PROGRAMS = 2**31 - 1
@@ -60,6 +61,8 @@ class Ranges:
         self.threads = threads
         self._propagate = propagate
         self._known: dict[Value, Interval] = {}
+        # Of the loops that are entered, what the end is around them.
+        self._outside: list[Interval] = []
 
     def of(self, value: Value) -> Interval:
         """The interval of a value: what was recorded, else all its dtype holds.
@@ -73,6 +76,24 @@ class Ranges:
         known = self._known.get(value)
         return None if known is None else known.point
 
+    def enter(self, item: Op) -> None:
+        """Work out what the blocks of `item` bind, before the ops in them.
+
+        The index of a loop lies between its bounds; a carried value can be anything. An iteration
+        shows that the end lies behind the start.
+        """
+        if isinstance(item, Loop):
+            start, end = self.of(item.start), self.of(item.end)
+            last = max(start.lo, end.hi - 1)
+            self._known[item.index] = Interval(start.lo, last)
+            self._outside.append(end)
+            self._known[item.end] = Interval(max(end.lo, start.lo + 1), last + 1)
+
+    def leave(self, item: Op) -> None:
+        """Forget what only the blocks of `item` could know."""
+        if isinstance(item, Loop):
+            self._known[item.end] = self._outside.pop()
+
     def record(self, item: Op) -> None:
         """Work out the results of `item`; its operands, and ops in its blocks, come first."""
         rule = _RULES.get(type(item))
@@ -81,6 +102,11 @@ class Ranges:
         for value, interval in zip(item.results, rule(self, item), strict=False):
             if interval is not None and _is_discrete(value):
                 self._known[value] = interval
+
+    def steps_fit(self, item: Loop) -> bool:
+        """Whether the index stays in i32 when it is counted past the end of the loop."""
+        last = self._known[item.index].hi + self.of(item.step).hi
+        return last <= element(item.index).max
 
     def excludes_wrap(self, kind: BinaryKind, lhs: Value, rhs: Value) -> bool:
         """Whether ADD, SUB or MUL of these two can't leave their dtype."""
@@ -94,8 +120,10 @@ def analyse(func: Func) -> Ranges:
 
     def visit(block: Block) -> None:
         for item in block.ops:
+            ranges.enter(item)
             for inner in item.blocks():
                 visit(inner)
+            ranges.leave(item)
             ranges.record(item)
 
     visit(func.body)

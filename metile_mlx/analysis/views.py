@@ -1,4 +1,5 @@
-"""What a declared view asks of the array given: elements, offsets, index width (SPEC X8, X10).
+"""What views ask of the array given (elements, offsets, index width), and loops of their step
+(SPEC X8, X10, K5).
 
 Everything here runs on the host, for numbers a compilation doesn't know: the scalars of one call.
 """
@@ -13,6 +14,7 @@ from metile_mlx.dtypes import DType
 from metile_mlx.errors import CompileError, LaunchError, Loc
 from metile_mlx.ir.arith import BinaryKind
 from metile_mlx.ir.core import NOWHERE, Func, Op, Value, definitions, walk
+from metile_mlx.ir.loops import For
 from metile_mlx.ir.tile import Binary, Constant, Load, NumPrograms, Tensor
 from metile_mlx.ir.types import PointerType
 
@@ -120,6 +122,28 @@ def views(func: Func) -> tuple[View, ...]:
     return tuple(view_of(op, defined, params) for op in walk(func.body) if isinstance(op, Tensor))
 
 
+def host_number(
+    value: Value, defined: Mapping[Value, Op], params: frozenset[Value]
+) -> HostExpr | None:
+    """A uniform integer as the host can work it out, None where it can't."""
+    match defined.get(value):
+        case None if value in params:
+            return HostExpr(1, (value.name,))
+        case Constant(value=number):
+            return HostExpr(int(number))
+        case NumPrograms(axis=axis):
+            return HostExpr(1, (grid_name(axis),))
+        case Binary(kind=BinaryKind.MUL, lhs=lhs, rhs=rhs):
+            left = host_number(lhs, defined, params)
+            right = host_number(rhs, defined, params)
+            return None if left is None or right is None else left * right
+        case Load() if value.name in {param.name for param in params}:
+            # A scalar that is still an MLX array: the scalars of a call lack this name.
+            return HostExpr(1, (value.name,))
+        case _:
+            return None
+
+
 def view_of(tensor: Tensor, defined: Mapping[Value, Op], params: frozenset[Value]) -> View:
     """The view one declaration makes; `defined` and `params` are those of its kernel.
 
@@ -128,26 +152,16 @@ def view_of(tensor: Tensor, defined: Mapping[Value, Op], params: frozenset[Value
     """
 
     def host(value: Value) -> HostExpr:
-        match defined.get(value):
-            case None if value in params:
-                return HostExpr(1, (value.name,))
-            case Constant(value=number):
-                return HostExpr(int(number))
-            case NumPrograms(axis=axis):
-                return HostExpr(1, (grid_name(axis),))
-            case Binary(kind=BinaryKind.MUL, lhs=lhs, rhs=rhs):
-                return host(lhs) * host(rhs)
-            case Load() if value.name in {param.name for param in params}:
-                # A scalar that is still an MLX array: the scalars of a call lack this name.
-                return HostExpr(1, (value.name,))
-            case _:
-                raise CompileError(
-                    f"[tensor] {value.name or 'an extent or stride'} of {tensor.param.name} is "
-                    "computed, expected a number, a scalar parameter, num_programs(axis), or a "
-                    "product of them",
-                    tensor.loc,
-                    "compute it in Python and pass it as a scalar argument",
-                )
+        found = host_number(value, defined, params)
+        if found is None:
+            raise CompileError(
+                f"[tensor] {value.name or 'an extent or stride'} of {tensor.param.name} is "
+                "computed, expected a number, a scalar parameter, num_programs(axis), or a "
+                "product of them",
+                tensor.loc,
+                "compute it in Python and pass it as a scalar argument",
+            )
+        return found
 
     pointer = tensor.param.type
     assert isinstance(pointer, PointerType)
@@ -159,6 +173,34 @@ def view_of(tensor: Tensor, defined: Mapping[Value, Op], params: frozenset[Value
         tuple(host(value) for value in tensor.strides),
         tensor.loc,
     )
+
+
+@dataclass(frozen=True)
+class Step:
+    """The step of a runtime loop, where it is a scalar parameter: at least 1 (SPEC K5)."""
+
+    name: str
+    loc: Loc = field(default=NOWHERE, compare=False)
+
+    def check(self, scalars: Mapping[str, int]) -> None:
+        """Nothing where the call gives it as an MLX array.
+
+        Raises:
+            LaunchError: it is below 1.
+        """
+        value = scalars.get(self.name, 1)
+        if value < 1:
+            raise LaunchError(
+                f"[tile_range] step is {value} ({self.name}), expected at least 1",
+                self.loc,
+                f"pass a positive {self.name}, or count up and compute the index from it",
+            )
+
+
+def steps(func: Func) -> tuple[Step, ...]:
+    """The steps of a kernel at Stage.TILE that a call can check."""
+    loops = (op for op in walk(func.body) if isinstance(op, For) and op.step in func.params)
+    return tuple(Step(loop.step.name, loop.loc) for loop in loops)
 
 
 def required_elements(view: View, scalars: Mapping[str, int]) -> int:
@@ -196,17 +238,19 @@ def needs_64_bit(views: tuple[View, ...], scalars: Mapping[str, int]) -> bool:
 
 
 class ViewChecks:
-    """The checks of one kernel's views, remembered per set of scalars: the warm path of a call.
+    """The checks of one kernel's views and loops, remembered per set of scalars: the warm path.
 
-    >>> checks = ViewChecks(views(func))
+    >>> checks = ViewChecks(views(func), steps(func))
     >>> index_bits = checks({"n": 512}, {"source": 32768, "result": 32768})
     """
 
-    __slots__ = ("_facts", "names", "views")
+    __slots__ = ("_facts", "_steps", "names", "views")
 
-    def __init__(self, views: tuple[View, ...]) -> None:
+    def __init__(self, views: tuple[View, ...], steps: tuple[Step, ...] = ()) -> None:
         self.views = views
-        self.names = tuple(sorted({name for view in views for name in view.names}))
+        self._steps = steps
+        names = {name for view in views for name in view.names} | {step.name for step in steps}
+        self.names = tuple(sorted(names))
         self._facts = lru_cache(REMEMBERED)(self._work_out)
 
     def __call__(self, scalars: Mapping[str, int], sizes: Mapping[str, int]) -> int:
@@ -218,7 +262,8 @@ class ViewChecks:
             sizes: elements of each array, by parameter name.
 
         Raises:
-            LaunchError: an array smaller than its view, or an illegal extent or stride.
+            LaunchError: an array smaller than its view, an illegal extent or stride, or a step of a
+                loop below 1.
         """
         needs, bits = self._facts(*map(scalars.get, self.names))
         for param, needed in needs:
@@ -235,6 +280,8 @@ class ViewChecks:
     def _work_out(self, *values: int | None) -> tuple[tuple[tuple[str, int], ...], int]:
         """((parameter, elements needed), ...) and the index width, for values of `names`."""
         known = {n: v for n, v in zip(self.names, values, strict=True) if v is not None}
+        for step in self._steps:
+            step.check(known)
         needs: dict[str, int] = {}
         for view in self.views:
             if known.keys() >= set(view.names):

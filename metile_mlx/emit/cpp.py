@@ -8,47 +8,42 @@ bits, so moving one never changes a NaN; each operation on it is computed in flo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from metile_mlx.context import Context
 from metile_mlx.dtypes import i32, u64
-from metile_mlx.emit.cpp_indices import Offsets, Relation, is_small, leading, permuted
+from metile_mlx.emit.cpp_indices import is_small, permuted
+from metile_mlx.emit.cpp_lanes import CppLanes
 from metile_mlx.emit.cpp_values import (
     GROUPS,
     HELPERS,
     TAKEN,
     VALUES,
-    CppValues,
     equal_lanes,
     simd_helper,
     write_print,
 )
 from metile_mlx.emit.cstyle import STATEMENTS, Expression, Statement, nothing
 from metile_mlx.emit.naming import unique_name
-from metile_mlx.emit.phases import Phase, Plan, Segment
+from metile_mlx.emit.segments import Assign, Part, Phase, Segment
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.emit.thread_tables import is_uniform
 from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Func, Op, Value, walk
+from metile_mlx.ir.loops import ThreadFor
 from metile_mlx.ir.metal import (
     Barrier,
     Binary,
     If,
-    Load,
     NumPrograms,
     Print,
     ProgramId,
     Shuffle,
     SimdReduce,
-    Store,
     ThreadIndex,
 )
 from metile_mlx.target import SIMD_WIDTH
 
-# Measured on exchanges of 64 to 1024 threads, g++ 12 and clang++ 14: 32 is never far from the best
-# of 8, 16, 32 and 64, which differ by up to 3 times; 64 threads unroll as a whole.
-_UNROLLED_WHOLE = 64
-_UNROLLED = 32
 _RUN = "static __attribute__((noinline)) void metile_run("
 _RANGE = "const uint32_t* grid, uint64_t begin, uint64_t end"
 _SIGNATURE = (
@@ -57,30 +52,15 @@ _SIGNATURE = (
 )
 
 
-@dataclass(frozen=True)
-class Held:
-    """What is known to hold in a loop."""
-
-    masks: tuple[Value, ...]
-    related: tuple[Relation, ...]
-
-
-class _Cpp(CppValues):
+class _Cpp(CppLanes):
     def __init__(self, func: Func, ctx: Context) -> None:
         super().__init__(func, ctx, TAKEN)
         self.expressions = EXPRESSIONS
         self.statements = LINES
-        self.plan = Plan(func)
-        self.lined = frozenset(self.plan.over_threads + self.plan.over_lanes)
-        self._segment: Segment | None = None
         # What each simdgroup has combined, named before the loop that uses it.
         self._combined: dict[Value, str] = {}
         # Where a value stands that another segment computed.
         self._placed: dict[Value, str] = {}
-        self._arrays: dict[Value, str] = {}
-        self.offsets = Offsets(func, self.plan.tables)
-        # What was seen to hold, like the masks of `holding`.
-        self.related: tuple[Relation | None, ...] = ()
 
     # Structure
 
@@ -101,8 +81,7 @@ class _Cpp(CppValues):
         self.depth += 1
         for item in self.plan.uniform:
             self.write(item)
-        for phase in self.plan.phases:
-            self._write_phase(phase)
+        self._write_parts(self.plan.parts)
         self._advance(ids)
         self.depth -= 1
         self.line("}")
@@ -120,12 +99,15 @@ class _Cpp(CppValues):
             kind = self.stored(item.dtype)
             self.line(f"alignas(64) {kind} {self.name(item.result)}[{item.elements}];")
         for values, size, suffix in (
-            (self.plan.over_threads, self.func.threads, "all"),
+            ([*self.plan.carried, *self.plan.over_threads], self.func.threads, "all"),
             (self.plan.over_lanes, SIMD_WIDTH, "lanes"),
         ):
             for value in values:
                 name = self._arrays[value] = self.fresh(f"{self.name(value)}_{suffix}")
                 self.line(f"alignas(64) {self.stored(element(value))} {name}[{size}];")
+        for value, other in self.plan.shared.items():
+            if other in self._arrays:
+                self._arrays[value] = self._arrays[other]
 
     def _advance(self, ids: str) -> None:
         """The next program's ids, x fastest."""
@@ -142,6 +124,44 @@ class _Cpp(CppValues):
 
     # Loops
 
+    def _write_parts(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            if isinstance(part, Phase):
+                self._write_phase(part)
+            elif isinstance(part.op, ThreadFor):
+                self._write_parts(part.before)
+                self._write_for(part.op, part.bodies[0])
+            else:
+                self._write_if(part.op, part.bodies)
+
+    def _write_for(self, item: ThreadFor, body: Iterable[Part]) -> None:
+        self.carry(item)
+        for result, init in zip(item.results, item.inits, strict=True):
+            if is_uniform(result):
+                kind = self.type(element(result))
+                self.line(f"{kind} {self.name(result)} = {self.operand(init)};")
+        self._open(self.loop_head(item))
+        self._write_parts(body)
+        self._close()
+
+    def _write_if(self, item: If, sides: Sequence[Iterable[Part]]) -> None:
+        for result in item.results:
+            if is_uniform(result):
+                self.line(f"{self.type(element(result))} {self.name(result)};")
+        self._open(f"if ({self.operand(item.condition)}) {{")
+        self._write_parts(sides[0])
+        self._otherwise()
+        self._write_parts(sides[1])
+        self._close()
+
+    def _assign(self, item: Assign) -> None:
+        """Variables of the program, or elements of arrays, take values."""
+        targets = [
+            self.name(value) if is_uniform(value) else f"{self._arrays[value]}[thread]"
+            for value in item.targets
+        ]
+        self.assign(targets, item.values, item.carried)
+
     def _write_phase(self, phase: Phase) -> None:
         if phase.once:
             for segment in phase.segments:
@@ -154,119 +174,6 @@ class _Cpp(CppValues):
             self._write_segment(segment, phase.grouped)
         if phase.grouped:
             self._close()
-
-    def _open(self, text: str) -> None:
-        self.line(text)
-        self.depth += 1
-
-    def _close(self) -> None:
-        self.depth -= 1
-        self.line("}")
-
-    def _write_segment(self, segment: Segment, grouped: bool) -> None:
-        """The loop; twice where masks hold in the first threads, those without them first."""
-        if segment.span is not None:
-            self._write_span(segment, segment.span)
-            return
-        step = SIMD_WIDTH if grouped else self._step(segment)
-        simple = grouped or step == self.func.threads
-        masks = segment.masks if simple else ()
-        uniform = tuple(mask for mask in masks if is_uniform(mask))
-        varying = () if segment.permuted else tuple(m for m in masks if not is_uniform(m))
-        if leading(self.plan.tables, varying) == 0:
-            varying = ()
-        related = self.offsets.assumed(segment.ops) if simple and not segment.permuted else ()
-        tests = [self.operand(mask) for mask in uniform]
-        for each in related:
-            first, base = self.operand(each.first), self.operand(each.base)
-            tests.append(f"({base} == {first} + {each.behind})")
-        held = Held(uniform + varying, related)
-        if varying:
-            self._write_halves(segment, grouped, tests, varying, held)
-        elif not tests:
-            self._write_loop(segment, step, grouped)
-        else:
-            self._open(f"if ({' & '.join(tests)}) {{")
-            self._write_holding(segment, grouped, held)
-            # Without the one mask of all stores there is nothing to do; without another there is.
-            if related or uniform != (segment.idle_without,):
-                self._otherwise()
-                self._write_loop(segment, step, grouped)
-            self._close()
-
-    def _write_span(self, segment: Segment, span: int) -> None:
-        """The accesses of the first threads; what the others would have loaded is the fill."""
-        accesses = [item for item in segment.ops if isinstance(item, Load | Store)]
-        self.holding = frozenset(item.mask for item in accesses if item.mask is not None)
-        self._segment = segment
-        if span:
-            self._open(f"for (uint32_t thread = 0; thread < {span}; ++thread) {{")
-            self._write_ops(segment, "thread")
-            self._close()
-        self._segment, self.holding = None, frozenset()
-        fills = [(i.result, i.fill) for i in accesses if isinstance(i, Load) and i.fill is not None]
-        if fills:
-            self._open(f"for (uint32_t thread = {span}; thread < {self.func.threads}; ++thread) {{")
-            for value, fill in fills:
-                self.line(f"{self._arrays[value]}[thread] = {self.operand(fill)};")
-            self._close()
-
-    def _write_holding(self, segment: Segment, grouped: bool, held: Held, end: str = "") -> None:
-        self.holding, self.related = frozenset(held.masks), held.related
-        self._write_loop(segment, SIMD_WIDTH if grouped else self._step(segment), grouped, end=end)
-        self.holding, self.related = frozenset(), ()
-
-    def _write_halves(
-        self,
-        segment: Segment,
-        grouped: bool,
-        tests: list[str],
-        varying: tuple[Value, ...],
-        held: Held,
-    ) -> None:
-        """A loop up to the first thread where a mask doesn't hold, and one from there on."""
-        threads = SIMD_WIDTH if grouped else self.func.threads
-        known = leading(self.plan.tables, varying)
-        whole = f"{known}u" if known is not None else self._count(tests, varying, grouped)
-        if grouped:
-            test = f"{whole} == 32u" if known is None else f"group + 32u <= {whole}"
-            if known is not None and tests:
-                test = f"({test}) & {' & '.join(tests)}"
-            self._open(f"if ({test}) {{")
-            self._write_holding(segment, grouped, held)
-            self._otherwise()
-            self._write_loop(segment, threads, grouped)
-            self._close()
-            return
-        if known is not None and tests:
-            name = self.fresh("whole")
-            self.line(f"const uint32_t {name} = ({' & '.join(tests)}) ? {whole} : 0u;")
-            whole = name
-        self._write_holding(segment, grouped, held, whole)
-        if known != threads or tests:
-            self._write_loop(segment, threads, grouped, begin=whole)
-
-    def _count(self, tests: list[str], varying: tuple[Value, ...], grouped: bool) -> str:
-        """The name of a variable: in how many of the first threads, or lanes, every mask holds."""
-        threads, index = (SIMD_WIDTH, "lane") if grouped else (self.func.threads, "thread")
-        name = self.fresh("whole")
-        start = f"({' & '.join(tests)}) ? {threads}u : 0u" if tests else f"{threads}u"
-        self.line(f"uint32_t {name} = {start};")
-        self._open(f"for (uint32_t {index} = 0; {index} < {threads}; ++{index}) {{")
-        if grouped:
-            self.line("const uint32_t thread = group + lane;")
-        for item in self.plan.recomputation(varying):
-            self.write(item)
-        everywhere = " & ".join(map(self.operand, varying))
-        # A minimum vectorises where a search would not.
-        self.line(f"const uint32_t holds = ({everywhere}) ? {threads}u : {index};")
-        self.line(f"{name} = holds < {name} ? holds : {name};")
-        self._close()
-        return name
-
-    def _otherwise(self) -> None:
-        self.depth -= 1
-        self._open("} else {")
 
     def _write_loop(
         self, segment: Segment, step: int, grouped: bool, begin: str = "0", end: str = ""
@@ -310,11 +217,6 @@ class _Cpp(CppValues):
                 name = self._combined[item.result] = self.fresh(f"{self.name(item.result)}_group")
                 self.line(f"const {self.type(element(item.src))} {name} = {self.combined(item)};")
 
-    def _step(self, segment: Segment) -> int:
-        """Threads per inner loop: how far a loop with fixed moves is unrolled."""
-        threads = self.func.threads
-        return _UNROLLED if segment.permuted and threads > _UNROLLED_WHOLE else threads
-
     def _write_ops(self, segment: Segment, position: str) -> None:
         own = {value for item in segment.ops for value in item.results}
         near = set(self.plan.over_lanes)
@@ -345,7 +247,9 @@ class _Cpp(CppValues):
         return self._placed.get(value) or super().operand(value)
 
     def write(self, item: Op) -> None:
-        if isinstance(item, ThreadIndex) or self._is_masked_index(item):
+        if isinstance(item, Assign):
+            self._assign(item)
+        elif isinstance(item, ThreadIndex) or self._is_masked_index(item):
             self._folded[item.result] = "thread"
         elif self.offsets.is_offset(item) and (text := self._offset(item)):
             self._folded[item.result] = text

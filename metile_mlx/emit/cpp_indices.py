@@ -11,7 +11,7 @@ import numpy as np
 from metile_mlx.analysis.consecutive import Sums, Terms
 from metile_mlx.analysis.ranges import Ranges
 from metile_mlx.dtypes import u64
-from metile_mlx.emit.phases import Segment
+from metile_mlx.emit.segments import Segment
 from metile_mlx.emit.thread_tables import ThreadTables, is_uniform
 from metile_mlx.ir.arith import BinaryKind, element
 from metile_mlx.ir.core import Func, Op, Value, definitions, walk

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from metile_mlx.analysis.ranges import analyse
 from metile_mlx.context import Context
-from metile_mlx.dtypes import DType, bool_
+from metile_mlx.dtypes import DType, bool_, i32, u32
 from metile_mlx.emit.literals import Spelling, float_literal, literal, round_to
 from metile_mlx.emit.reserved import legal_identifier
 from metile_mlx.emit.source import Argument
 from metile_mlx.ir.arith import BinaryKind, element
 from metile_mlx.ir.core import Block, Func, Op, Value, definitions, walk
+from metile_mlx.ir.loops import ThreadFor
 from metile_mlx.ir.metal import (
     Cast,
     Compare,
@@ -95,7 +97,9 @@ class CStyle(ABC):
         for param in func.params:
             self.name(param)
         self._inputs = [self._names[param] for param in func.params if not is_output(param)]
-        self._results: list[tuple[Value, ...]] = []
+        # What the block being written assigns at its end, and what of it its own values are.
+        self._results: list[tuple[tuple[Value, ...], tuple[Value, ...]]] = []
+        self.ranges = analyse(func)
         # Masks known to hold where the lines now being written run.
         self.holding: frozenset[Value] = frozenset()
         # Values that need a line of their own, whatever they are.
@@ -275,7 +279,7 @@ class CStyle(ABC):
         """The results declared before, then both branches, each of which assigns them."""
         for value in item.results:
             self.line(f"{self.type(element(value))} {self.name(value)};")
-        self._results.append(item.results)
+        self._results.append((item.results, ()))
         self.line(f"if ({self.operand(item.condition)}) {{")
         self.write_block(item.then)
         if len(item.otherwise.ops) > 1 or item.results:
@@ -284,10 +288,57 @@ class CStyle(ABC):
         self.line("}")
         self._results.pop()
 
+    def for_row(self, item: ThreadFor) -> None:
+        """The carried values as variables, and the loop, which assigns them at its end."""
+        self.carry(item)
+        for init, result in zip(item.inits, item.results, strict=True):
+            self.line(f"{self.type(element(result))} {self.name(result)} = {self.operand(init)};")
+        self._results.append((item.results, item.carried))
+        self.line(self.loop_head(item))
+        self.write_block(item.body)
+        self.line("}")
+        self._results.pop()
+
+    def carry(self, item: ThreadFor) -> None:
+        """One name for what a loop carries: within it and afterwards."""
+        for arg, result in zip(item.carried, item.results, strict=True):
+            self._names[arg] = self._names[result] = self.fresh(arg.name or "carried")
+
+    def loop_head(self, item: ThreadFor) -> str:
+        """`for (int i = start; i < end; i += step) {`, which never counts past what an int holds.
+
+        Where it might, the rest of the way decides, as a number without sign.
+        """
+        index, end, step = self.name(item.index), self.operand(item.end), self.operand(item.step)
+        kind = self.type(i32)
+        count = f"{index} += {step}"
+        if not self.ranges.steps_fit(item):
+            last, by = self.convert(item.end, u32), self.convert(item.step, u32)
+            rest = f"{last} - {self.type(u32)}({index}) > {by}"
+            count = f"{index} = {rest} ? {index} + {step} : {end}"
+        return f"for ({kind} {index} = {self.operand(item.start)}; {index} < {end}; {count}) {{"
+
     def yield_row(self, item: Yield) -> None:
-        """Assigns the results of the branch this block belongs to."""
-        for result, value in zip(self._results[-1], item.values, strict=True):
-            self.line(f"{self.name(result)} = {self.operand(value)};")
+        """Assigns what the block hands over."""
+        results, carried = self._results[-1]
+        self.assign(list(map(self.name, results)), item.values, carried)
+
+    def assign(
+        self, targets: Sequence[str], values: Sequence[Value], carried: Sequence[Value]
+    ) -> None:
+        """Variables take values all at once; `carried` are the variables as values."""
+        pairs = list(zip(targets, values, strict=True))
+        texts = [self.operand(value) for value in values]
+        for number, (name, value) in enumerate(pairs):
+            # What another assignment changes is kept before.
+            varies = value in carried or (carried and value in self._folded)
+            if len(pairs) > 1 and varies and texts[number] != name:
+                kept = self.fresh("carried_next")
+                self.line(f"{self.type(element(value))} {kept} = {texts[number]};")
+                texts[number] = kept
+        for (name, _), text in zip(pairs, texts, strict=True):
+            if text != name:
+                self.line(f"{name} = {text};")
 
 
 def load(emitter: CStyle, item: Load) -> str:
@@ -330,5 +381,6 @@ STATEMENTS: dict[type[Op], Statement] = {
     ThreadgroupAlloc: allocate,
     ThreadgroupStore: CStyle.threadgroup_store_row,
     If: CStyle.if_row,
+    ThreadFor: CStyle.for_row,
     Yield: CStyle.yield_row,
 }

@@ -12,6 +12,11 @@ A value used in another segment than its own is kept in an array, over the lanes
 within one phase with shuffles, else over all threads. Integer work on the thread index is computed
 again instead.
 
+A loop stands around phases of its own, as does a branch in which threads meet: bounds and
+conditions are the same in all threads. What each thread carries from one iteration to the next lies
+in an array. The segment that computes the next value writes it there, where nothing still reads the
+old one.
+
 A masked access that only the first threads make gets a loop over those (`ragged`).
 
 Where a segment reads memory at a permutation of the thread index, its loop is unrolled, so that
@@ -22,14 +27,33 @@ else: more work is split off into a segment after it, whose loop vectorises.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from metile_mlx.emit import ragged
+from metile_mlx.emit.segments import (
+    Around,
+    Assign,
+    Part,
+    Phase,
+    Segment,
+    Targets,
+    accesses,
+    has_effect,
+    hoist,
+    is_around,
+    is_total,
+    masks,
+    phases_of,
+    reads,
+    runs_once,
+)
 from metile_mlx.emit.thread_tables import ThreadTables, is_cheap, is_uniform
+from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Effect, Func, Op, Value, definitions, walk
+from metile_mlx.ir.loops import ThreadFor
 from metile_mlx.ir.metal import (
     Barrier,
     Extract,
+    If,
     Load,
     LoadGroup,
     Shuffle,
@@ -51,75 +75,124 @@ _MEMORY = (
 )
 
 
-@dataclass
-class Segment:
-    """One loop over threads, or lines that run once.
-
-    Attributes:
-        assigned: the ops that belong here; cheap ones are in no list.
-        ops: all to be written, in program order; filled in by the plan.
-        permuted: values written as permutations of the thread index.
-        kept: values to be put into arrays.
-        masks: of its loads and stores: uniform, or computed again from the thread index.
-        idle_without: a uniform mask without which the loop does nothing.
-        span: the first threads, the only ones in which the masks of its accesses hold.
-    """
-
-    assigned: list[Op] = field(default_factory=list)
-    ops: list[Op] = field(default_factory=list)
-    permuted: dict[Value, AffineMap] = field(default_factory=dict)
-    kept: set[Value] = field(default_factory=set)
-    masks: tuple[Value, ...] = ()
-    idle_without: Value | None = None
-    span: int | None = None
-
-
-@dataclass
-class Phase:
-    """Segments between two barriers; `grouped` ones run per simdgroup; `once`: no loop at all."""
-
-    segments: list[Segment] = field(default_factory=lambda: [Segment()])
-    grouped: bool = False
-    once: bool = False
-
-
 class Plan:
     """The loops of one kernel at Stage.THREAD.
 
     Attributes:
-        uniform: ops that run once per program, before all phases.
-        phases: in order.
+        uniform: ops that run once per program, before everything else.
+        parts: phases, and loops and branches around them, in order.
         over_threads: values kept in arrays over all threads, in program order.
         over_lanes: values kept in arrays over one simdgroup, in program order.
+        carried: values that loops carry or branches leave, in arrays over all threads.
+        shared: of values kept in the array of another one, that one.
     """
 
     def __init__(self, func: Func) -> None:
-        ops = [item for item in func.body.ops if not isinstance(item, AxisReduction)]
-        self._order = {item: number for number, item in enumerate(ops)}
+        self._order: dict[Op, int] = {}
         self._defined = definitions(func)
         self.tables = ThreadTables(func.threads, self._defined)
-        shuffles = [item for item in ops if isinstance(item, Shuffle)]
-        across = [item for item in ops if isinstance(item, Shuffle | SimdReduce)]
+        every = list(walk(func.body))
+        across = [item for item in every if isinstance(item, Shuffle | SimdReduce)]
         self._moved = {item.src for item in across if not is_uniform(item.src)}
-        self._lanes = {item.lane for item in shuffles}
-        self.uniform, rest = _hoist(ops)
-        self.phases: list[Phase] = []
-        self._home: dict[Value, tuple[Phase, Segment]] = {}
-        self._cut(rest)
-        self.phases = [part for phase in self.phases for part in self._without_ragged(phase)]
-        self._split()
+        self._lanes = {item.lane for item in every if isinstance(item, Shuffle)}
+        self.uniform: list[Op] = []
+        self.shared: dict[Value, Value] = {}
         self._over_threads: set[Value] = set()
         self._over_lanes: set[Value] = set()
+        self._home: dict[Value, tuple[Phase, Segment]] = {}
+        # The loops whose threads carry something, with the phase that ends their bodies.
+        self._ends: list[tuple[ThreadFor, Phase]] = []
+        self.carried: list[Value] = []
+        self.parts = self._block(func.body.ops)
+        first = self.parts[0] if self.parts else None
+        if isinstance(first, Phase) and first.once:
+            (segment,) = first.segments
+            if all(map(runs_once, segment.assigned)):
+                self.uniform, self.parts = segment.assigned, self.parts[1:]
+        self._settle()
         self._fill()
         self.over_threads = self._sorted(self._over_threads)
         self.over_lanes = self._sorted(self._over_lanes - self._over_threads)
 
+    @property
+    def phases(self) -> list[Phase]:
+        """The phases at the top level."""
+        return [part for part in self.parts if isinstance(part, Phase)]
+
     def _sorted(self, values: Iterable[Value]) -> list[Value]:
-        return sorted(values, key=lambda value: self._order[self._defined[value]])
+        return sorted(
+            (value for value in values if value not in self.shared),
+            key=lambda value: self._order[self._defined[value]],
+        )
 
     # Cutting
 
-    def _cut(self, ops: Iterable[Op]) -> None:
+    def _block(self, ops: Iterable[Op]) -> list[Part]:
+        """The parts of a block: runs of ops, and what stands around blocks of its own."""
+        parts: list[Part] = []
+        run: list[Op] = []
+        for item in ops:
+            if isinstance(item, AxisReduction):
+                continue
+            if is_around(item):
+                parts += [*self._run(run), self._around(item)]
+                run = []
+            elif item.effect is not Effect.TERMINATOR:
+                self._order[item] = len(self._order)
+                run.append(item)
+        return parts + self._run(run)
+
+    def _around(self, item: Op) -> Around:
+        """A loop or a branch; its results are where what its bodies hand over is put."""
+        assert isinstance(item, ThreadFor | If)
+        made = Around(item)
+        targets = item.results
+        carried: tuple[Value, ...] = ()
+        if isinstance(item, ThreadFor):
+            targets = carried = item.carried
+            self.shared.update(zip(item.results, carried, strict=True))
+            made.before = self._assigns(targets, item.inits, uniform=False)
+        self.carried += [target for target in targets if not is_uniform(target)]
+        for block in item.blocks():
+            values = block.ops[-1].operands()
+            body = self._block(block.ops)
+            end = self._assigns(targets, values, carried, uniform=False)
+            if end and isinstance(item, ThreadFor):
+                self._ends.append((item, end[0]))
+            # What each thread carries may follow from a uniform value before that changes.
+            last = self._assigns(targets, values, carried, uniform=True)
+            made.bodies.append([*body, *end, *last])
+        return made
+
+    def _assigns(
+        self,
+        targets: Sequence[Value],
+        values: Sequence[Value],
+        carried: Sequence[Value] = (),
+        *,
+        uniform: bool,
+    ) -> list[Phase]:
+        """The phase that assigns those targets which are variables, or those which are arrays."""
+        pairs = [p for p in zip(targets, values, strict=True) if is_uniform(p[0]) is uniform]
+        made = self._assign(pairs, carried)
+        return [Phase([Segment(made)], once=uniform)] if made else []
+
+    def _assign(self, pairs: Sequence[tuple[Value, Value]], carried: Sequence[Value]) -> list[Op]:
+        if not pairs:
+            return []
+        made = Assign(Targets(t for t, _ in pairs), tuple(v for _, v in pairs), Targets(carried))
+        self._order[made] = len(self._order)
+        return [made]
+
+    def _run(self, ops: Sequence[Op]) -> list[Part]:
+        """The phases of ops that stand in no block of their own."""
+        first, rest = hoist(ops)
+        phases = [part for phase in self._cut(rest) for part in self._without_ragged(phase)]
+        self._split(phases)
+        return [*([Phase([Segment(first)], once=True)] if first else []), *phases]
+
+    def _cut(self, ops: Iterable[Op]) -> list[Phase]:
+        phases: list[Phase] = []
         interval: list[Op] = []
         reads: set[Value] = set()
         writes: set[Value] = set()
@@ -127,25 +200,26 @@ class Plan:
             if not isinstance(item, Barrier):
                 interval.append(item)
                 continue
-            new_reads, new_writes = _accesses(interval)
+            new_reads, new_writes = accesses(interval)
             if writes & (new_reads | new_writes) or reads & new_writes:
-                self.phases.append(Phase())
+                phases.append(Phase())
                 reads, writes = set(), set()
             reads |= new_reads
             writes |= new_writes
             for part in interval:
-                self._place(part)
+                self._place(part, phases)
             interval = []
+        return phases
 
-    def _place(self, item: Op) -> None:
+    def _place(self, item: Op, phases: list[Phase]) -> None:
         if self._is_recomputed(item) or isinstance(item, ThreadgroupAlloc):
             return
-        once = _runs_once(item) or _is_total(item)
+        once = runs_once(item) or is_total(item)
         if isinstance(item, Store):
             once = all(is_uniform(value) for value in item.operands())
-        if not self.phases or self.phases[-1].once != once:
-            self.phases.append(Phase(once=once))
-        phase = self.phases[-1]
+        if not phases or phases[-1].once != once:
+            phases.append(Phase(once=once))
+        phase = phases[-1]
         if isinstance(item, Shuffle | SimdReduce) and not once and not is_uniform(item.src):
             phase.grouped = True
             if self._home.get(item.src, (None, None))[1] is phase.segments[-1]:
@@ -190,8 +264,8 @@ class Plan:
             return None
         return ragged.span(item.mask, self.tables)
 
-    def _split(self) -> None:
-        for phase in self.phases:
+    def _split(self, phases: Iterable[Phase]) -> None:
+        for phase in phases:
             made: list[Segment] = []
             for segment in phase.segments:
                 first = [item for item in segment.assigned if self._is_gather(item)]
@@ -221,9 +295,11 @@ class Plan:
         `values`."""
         for value in values:
             item = self._defined.get(value)
-            if item is None or is_uniform(value):
+            if is_uniform(value):
                 continue
-            if self._permutation(value) is not None or not self._is_recomputed(item):
+            # A value that a loop carries comes from no op.
+            moves = item is None or self._permutation(value) is not None
+            if item is None or moves or not self._is_recomputed(item):
                 yield value
             else:
                 yield from self._leaves(item.operands())
@@ -234,28 +310,72 @@ class Plan:
         made = self.tables.permutation(value, value in self._lanes)
         return None if made is None or made.is_identity else made
 
+    # What loops carry
+
+    def _settle(self) -> None:
+        """Where nothing reads a carried value any more, the next one is written at once."""
+        places = self._places()
+        for loop, phase in self._ends:
+            segment = phase.segments[0]
+            (end,) = segment.assigned
+            assert isinstance(end, Assign)
+            late: list[tuple[Value, Value]] = []
+            for arg, value in end.pairs():
+                if self._is_read_before(arg, value, loop, places):
+                    self.shared[value] = arg
+                    self._home[value][1].kept.add(value)
+                else:
+                    late.append((arg, value))
+            segment.assigned = self._assign(late, end.carried)
+            places.update((item, places[end]) for item in segment.assigned)
+            del places[end]
+
+    def _places(self) -> dict[Op, int]:
+        """The number of each op's segment, in the order in which they run."""
+        segments = (segment for phase in phases_of(self.parts) for segment in phase.segments)
+        return {
+            item: number for number, segment in enumerate(segments) for item in segment.assigned
+        }
+
+    def _is_read_before(
+        self, arg: Value, value: Value, loop: ThreadFor, places: dict[Op, int]
+    ) -> bool:
+        """Whether `arg` is read for the last time before its next value is made, in the loop.
+
+        Integer work is computed again, whoever knows where.
+        """
+        maker = self._defined.get(value)
+        if maker is None or maker not in places or maker not in loop.body.ops:
+            return False
+        if value in self.shared or is_uniform(value) or not element(arg).is_float:
+            return False
+        here = (places[maker], self._order[maker])
+        return all(
+            (place, self._order[item]) <= here
+            for item, place in places.items()
+            if arg in reads(item)
+        )
+
     # What each segment writes
 
     def _fill(self) -> None:
-        for phase in reversed(self.phases):
+        for phase in reversed(list(phases_of(self.parts))):
             for segment in reversed(phase.segments):
                 needed: set[Op] = set()
                 for item in segment.assigned:
-                    if phase.once or _has_effect(item) or segment.kept.intersection(item.results):
+                    if phase.once or has_effect(item) or segment.kept.intersection(item.results):
                         self._need(item, phase, segment, needed)
                 segment.ops = sorted(needed, key=self._order.__getitem__)
                 if not phase.once and segment.span is None:
                     self._mask(segment)
-        for phase in self.phases:
-            phase.segments = [segment for segment in phase.segments if segment.ops]
-        self.phases = [phase for phase in self.phases if phase.segments]
+        self.parts = _filled(self.parts)
 
     def _mask(self, segment: Segment) -> None:
-        found = [mask for item in segment.ops for mask in _masks(item)]
+        found = [mask for item in segment.ops for mask in masks(item)]
         known = (mask for mask in found if mask is not None and self._is_known(mask))
         segment.masks = tuple(dict.fromkeys(known))
-        effects = [item for item in segment.ops if _has_effect(item)]
-        guards = {mask for item in effects for mask in _masks(item) or (None,)}
+        effects = [item for item in segment.ops if has_effect(item)]
+        guards = {mask for item in effects for mask in masks(item) or (None,)}
         (guard,) = guards if len(guards) == 1 else (None,)
         if guard is not None and is_uniform(guard) and not segment.kept:
             segment.idle_without = guard
@@ -302,87 +422,16 @@ class Plan:
         (self._over_lanes if near else self._over_threads).add(value)
 
 
-def _hoist(ops: Sequence[Op]) -> tuple[list[Op], list[Op]]:
-    """What runs before all loops, and the rest: uniform work on a total directly behind it."""
-    before: list[Op] = []
-    late: list[Op] = []
-    pending: set[Value] = set()
-    for item in ops:
-        if _is_total(item):
-            pending.add(item.result)
-        elif _runs_once(item):
-            if pending.isdisjoint(_reads(item)):
-                before.append(item)
-            else:
-                late.append(item)
-                pending.update(item.results)
-    moved = {*before, *late}
-    rest: list[Op] = []
-    for item in ops:
-        if item in moved:
-            continue
-        rest.append(item)
-        if _is_total(item):
-            pending.discard(item.result)
-            waiting = late
-            late = []
-            for other in waiting:
-                if pending.isdisjoint(_reads(other)):
-                    rest.append(other)
-                    pending.difference_update(other.results)
-                else:
-                    late.append(other)
-    return before, rest
-
-
-def _is_total(item: Op) -> bool:
-    """A reduction over the threadgroup: the same in every thread, known after all of them."""
-    return isinstance(item, SimdReduce) and item.uniform
-
-
-def _reads(item: Op) -> Iterator[Value]:
-    """The operands of an op and of what its blocks hold."""
-    yield from item.operands()
-    for block in item.blocks():
-        for inner in walk(block):
-            yield from inner.operands()
-
-
-def _runs_once(item: Op) -> bool:
-    """Computes only values that are the same in every thread, and changes nothing."""
-    parts = [item, *(inner for block in item.blocks() for inner in walk(block))]
-    return not isinstance(item, ThreadgroupAlloc) and all(
-        not part.effect & (Effect.WRITE | Effect.CONVERGENT)
-        and not isinstance(part, ThreadgroupLoad)
-        and all(is_uniform(value) for value in (*part.operands(), *part.results))
-        for part in parts
-    )
-
-
-def _masks(item: Op) -> tuple[Value | None, ...]:
-    """The masks of an access to arrays."""
-    match item:
-        case Load() | Store():
-            return (item.mask,)
-        case LoadGroup() | StoreGroup():
-            return item.masks
-        case _:
-            return ()
-
-
-def _has_effect(item: Op) -> bool:
-    parts = [item, *(inner for block in item.blocks() for inner in walk(block))]
-    return any(bool(part.effect & Effect.WRITE) for part in parts)
-
-
-def _accesses(ops: Iterable[Op]) -> tuple[set[Value], set[Value]]:
-    """Memory read and written that others may write or read: threadgroup arrays and outputs."""
-    reads: set[Value] = set()
-    writes: set[Value] = set()
-    for item in ops:
-        for part in (item, *(inner for block in item.blocks() for inner in walk(block))):
-            if isinstance(part, ThreadgroupLoad):
-                reads.add(part.buffer)
-            elif isinstance(part, ThreadgroupStore | Store | StoreGroup):
-                writes.add(part.buffer)
-    return reads, writes
+def _filled(parts: Iterable[Part]) -> list[Part]:
+    """The parts in which something is written."""
+    found: list[Part] = []
+    for part in parts:
+        if isinstance(part, Phase):
+            part.segments = [segment for segment in part.segments if segment.ops]
+            if part.segments:
+                found.append(part)
+        else:
+            part.before = _filled(part.before)
+            part.bodies = [_filled(body) for body in part.bodies]
+            found.append(part)
+    return found

@@ -49,11 +49,32 @@ class Tensors:
         params: which array each tensor value views.
         access: the access each array is declared with.
         stored: where each array was stored to.
+        loaded: where each array was loaded from in the runtime loops that are open.
     """
 
     params: dict[Value, Value] = field(default_factory=dict)
     access: dict[Value, str] = field(default_factory=dict)
     stored: dict[Value, Loc] = field(default_factory=dict)
+    loaded: dict[Value, Loc] = field(default_factory=dict)
+
+    @contextmanager
+    def repeated(self) -> Iterator[None]:
+        """What is translated inside runs again and again.
+
+        Raises:
+            CompileError: an array is loaded that an earlier iteration has stored to (SPEC K7).
+        """
+        outer, self.loaded = self.loaded, {}
+        yield
+        for param, loc in self.loaded.items():
+            if param in self.stored:
+                raise CompileError(
+                    f"[load] {param.name} is stored to in line {self.stored[param].line}; in the "
+                    "next iteration of the loop a load can't see stores of the same launch",
+                    loc,
+                    "store to another array, or load all that is needed before the loop",
+                )
+        self.loaded = {**self.loaded, **outer}
 
 
 class Build:

@@ -17,12 +17,15 @@ class Reference:
 
 def assigned(statements: Iterable[ast.stmt]) -> tuple[str, ...]:
     """Every name the statements may bind, in order of appearance."""
-    names: dict[str, None] = {}
+    return tuple(dict.fromkeys(name.id for name in bindings(statements)))
+
+
+def bindings(statements: Iterable[ast.stmt]) -> Iterator[ast.Name]:
+    """Every place where the statements may bind a name, in order of appearance."""
     for statement in statements:
         for node in _evaluated(statement):
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                names.setdefault(node.id)
-    return tuple(names)
+                yield node
 
 
 def parameters(function: ast.FunctionDef) -> tuple[str, ...]:

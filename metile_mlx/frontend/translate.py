@@ -19,11 +19,13 @@ from metile_mlx.frontend.build import Build
 from metile_mlx.frontend.calls import Inline
 from metile_mlx.frontend.definition import Definition
 from metile_mlx.frontend.expressions import Expressions
+from metile_mlx.frontend.loops import Carried, TileRange
 from metile_mlx.frontend.operators import BINARY, binary
 from metile_mlx.frontend.scope import assigned
 from metile_mlx.frontend.values import (
     ArraySpec,
     ScalarSpec,
+    Unbound,
     as_constant,
     describe,
     is_constant,
@@ -127,6 +129,8 @@ class Statements(Expressions):
     }
     result: object = None
     _branches = 0
+    # Whether the innermost loop runs over tile_range.
+    _is_runtime_loop = False
 
     def run(self, body: Iterable[ast.stmt]) -> Flow:
         """Translate statements in order, until one leaves the block."""
@@ -235,8 +239,13 @@ class Statements(Expressions):
                 self.loc(node.orelse[0]),
                 "put the statements after the loop",
             )
-        items = self._iterable(node.iter)
+        found = self.value(node.iter)
+        if isinstance(found, TileRange):
+            self._runtime_loop(node, found)
+            return Flow.NEXT
+        items = self._items(found, node.iter)
         branches, self._branches = self._branches, 0
+        is_runtime, self._is_runtime_loop = self._is_runtime_loop, False
         self.build.loops += 1
         flow = Flow.NEXT
         for item in items:
@@ -245,16 +254,45 @@ class Statements(Expressions):
             if flow in (Flow.BREAK, Flow.RETURN):
                 break
         self.build.loops -= 1
-        self._branches = branches
+        self._branches, self._is_runtime_loop = branches, is_runtime
         return Flow.RETURN if flow is Flow.RETURN else Flow.NEXT
 
-    def _iterable(self, node: ast.expr) -> tuple[object, ...]:
-        value = self.value(node)
+    def _runtime_loop(self, node: ast.For, bounds: TileRange) -> None:
+        """A loop of the kernel itself: its body is translated once."""
+        build, target = self.build, node.target
+        if not isinstance(target, ast.Name):
+            raise CompileError(
+                "a loop over tile_range has one index",
+                self.loc(target),
+                "for i in metile.tile_range(...)",
+            )
+        build.loc = self.loc(node.iter)
+        before = dict(self.names)
+        carried = Carried(build, self.definition.source, node, before)
+        index = Value(ScalarType(i32), target.id, self.loc(target))
+        branches, self._branches = self._branches, 0
+        is_runtime, self._is_runtime_loop = self._is_runtime_loop, True
+        build.loops += 1
+        with build.inside() as scope, build.tensors.repeated():
+            self.names = {**before, **carried.entry(), target.id: index}
+            self.run(node.body)
+        build.loops -= 1
+        self._branches, self._is_runtime_loop = branches, is_runtime
+        build.loc = self.loc(node.iter)
+        after = carried.close(bounds, index, scope, self.names)
+        left = Unbound(
+            f"{target.id!r} is the index of the loop in line {self.definition.source.line(node)}, "
+            "which may run no iteration",
+            "compute it from the bounds of the loop",
+        )
+        self.names = {**before, **after, target.id: left}
+
+    def _items(self, value: object, node: ast.expr) -> tuple[object, ...]:
         if not isinstance(value, range | tuple):
             raise CompileError(
                 f"a loop runs over range() of constants or a tuple, got {describe(value)}",
                 self.loc(node),
-                "for i in range(N) with a constexpr N is unrolled",
+                "for i in range(N) with a constexpr N is unrolled; metile.tile_range(0, n) loops",
             )
         if len(value) > MAX_ITERATIONS:
             raise CompileError(
@@ -291,13 +329,20 @@ class Statements(Expressions):
 
     def _leave(self, node: ast.Break | ast.Continue) -> Flow:
         is_break = isinstance(node, ast.Break)
+        if is_break and self._is_runtime_loop and not self._branches:
+            raise CompileError(
+                "break in a loop over tile_range",
+                self.loc(node),
+                "end it earlier: metile.tile_range(start, metile.minimum(end, ...))",
+            )
         self._check_static(node, "break" if is_break else "continue")
         return Flow.BREAK if is_break else Flow.CONTINUE
 
     def _check_static(self, node: ast.stmt, word: str) -> None:
         if self._branches or (word == "return" and self.build.branches > self._outer_branches):
+            where = "loop" if word == "return" and self._is_runtime_loop else "`if`"
             raise CompileError(
-                f"{word} inside a runtime `if`: whether it happens is not known at compile time",
+                f"{word} inside a runtime {where}: whether it happens is not known at compile time",
                 self.loc(node),
                 "put the statements that follow under the `if`, or use masks",
             )
@@ -331,7 +376,7 @@ class Statements(Expressions):
 
 
 ILLEGAL: dict[type[ast.stmt], tuple[str, str]] = {
-    ast.While: ("while", "use for i in range(N) with a constexpr N"),
+    ast.While: ("while", "use for i in metile.tile_range(start, end, step)"),
     ast.Try: ("try", "a kernel has no exceptions"),
     ast.Raise: ("raise", "assert checks compile-time conditions"),
     ast.With: ("with", "a kernel has no context managers"),

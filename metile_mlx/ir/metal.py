@@ -430,14 +430,15 @@ class SimdReduce(Op):
 
 @op("metal.if")
 class If(Op):
-    """A branch on a uniform bool; both blocks end in Yield of the same types."""
+    """A branch on a uniform bool; a result is uniform where both blocks yield uniform values."""
 
     condition: Value
     then: Block
     otherwise: Block
 
     def infer(self) -> tuple[Type, ...]:
-        return tuple(value.type for value in self.then.ops[-1].operands())
+        sides = zip(self.then.ops[-1].operands(), self.otherwise.ops[-1].operands(), strict=True)
+        return tuple(scalar(element(value), value, other) for value, other in sides)
 
 
 @op("metal.yield", Effect.TERMINATOR)

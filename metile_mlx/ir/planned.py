@@ -146,12 +146,15 @@ class Reduce(Op):
 
     `scratch` holds one partial result per simdgroup, or per simdgroup and row, and serves this
     reduction only; None where no row spans two simdgroups. The publication barrier is part of it.
+    So is, with `release`, a barrier behind its reads: in a loop, where the next iteration writes
+    there again.
     """
 
     kind: CombineKind
     src: Value
     scratch: Value | None = None
     axis: int | None = None
+    release: bool = False
 
     def infer(self) -> tuple[Type, ...]:
         return (ScalarType(element(self.src)) if self.axis is None else self.src.type,)

@@ -43,7 +43,8 @@ def _block(block: Block, names: _Names, lines: list[str], depth: int, locations:
         where = f"  // {item.loc.line}:{item.loc.column}" if locations else ""
         lines.append("  " * depth + _op(item, names) + where)
         for inner in item.blocks():
-            lines.append("  " * depth + "{")
+            args = ", ".join(f"{names(arg)}: {arg.type}" for arg in inner.args)
+            lines.append("  " * depth + (f"{{ ({args})" if args else "{"))
             _block(inner, names, lines, depth + 1, locations)
             lines.append("  " * depth + "}")
 

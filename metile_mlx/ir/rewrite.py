@@ -1,4 +1,4 @@
-"""The one rewrite driver, and the clean-ups every stage wants: shared expressions, dead code."""
+"""The one rewrite driver, and the clean-up every stage wants: shared expressions."""
 
 from __future__ import annotations
 
@@ -82,44 +82,3 @@ def eliminate_common_subexpressions(func: Func) -> Func:
         return block if same else Block(tuple(kept), block.args)
 
     return func.with_body(visit(func.body, {}))
-
-
-def eliminate_dead_code(func: Func, keep: tuple[type[Op], ...] = ()) -> Func:
-    """Drop ops whose results nobody uses and which write and synchronise nothing.
-
-    Ops of the kinds in `keep` stay, used or not.
-    """
-    live: set[Value] = set()
-
-    def visit(block: Block) -> Block:
-        kept: list[Op] = []
-        for item in reversed(block.ops):
-            inner: dict[str, Any] = {
-                name: visit(part)
-                for name in item.field_names
-                if isinstance(part := getattr(item, name), Block)
-            }
-            new = item
-            if any(getattr(item, name) is not part for name, part in inner.items()):
-                new = replace(item, **inner)
-            needed = bool(item.effect & (Effect.WRITE | Effect.CONVERGENT | Effect.TERMINATOR))
-            needed = needed or isinstance(item, keep)
-            has_work = any(_does_something(part) for part in inner.values())
-            if needed or has_work or any(value in live for value in item.results):
-                live.update(item.operands())
-                kept.append(new)
-        kept.reverse()
-        same = len(kept) == len(block.ops) and all(
-            a is b for a, b in zip(kept, block.ops, strict=True)
-        )
-        return block if same else Block(tuple(kept), block.args)
-
-    return func.with_body(visit(func.body))
-
-
-def _does_something(block: Block) -> bool:
-    wanted = Effect.WRITE | Effect.CONVERGENT
-    return any(
-        bool(item.effect & wanted) or any(_does_something(inner) for inner in item.blocks())
-        for item in block.ops
-    )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from metile_mlx.analysis.uniformity import proven_uniform
 from metile_mlx.context import Context
 from metile_mlx.dtypes import bf16, bool_, f16, f32, i32, u32
 from metile_mlx.errors import CompileError, LayoutError, OwnershipError, UnsupportedError
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
+from metile_mlx.ir.loops import For
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.tile import Arange, Automatic, Convert, If, Reduce, Select, Splat
 from metile_mlx.ir.types import ScalarType, TileType
@@ -31,8 +33,9 @@ def infer_ownership(func: Func, ctx: Context) -> Func:
         OwnershipError: two owners meet in one operation (SPEC O3), a value of each thread's own
             meets an owned tile (O4), or a construct outside the explicit subset (O5).
         LayoutError: sizes that no threadgroup has (O6) or that disagree within the kernel (O5).
-        UnsupportedError: a reduction under a runtime condition; a construct of the automatic path.
-        CompileError: a schedule or dtype that explicit ownership excludes (C1, C5, V3).
+        UnsupportedError: a construct of the automatic path.
+        CompileError: a schedule or dtype that explicit ownership excludes (C1, C5, V3); a reduction
+            under a condition that is not proven uniform (C2).
     """
     ops = tuple(walk(func.body))
     statement = _first_statement(ops)
@@ -40,7 +43,7 @@ def infer_ownership(func: Func, ctx: Context) -> Func:
         _reject_automatic(ops)
     else:
         _check_explicit(ops, statement, ctx)
-    _check_reductions(func.body)
+    _check_reductions(func)
     threads = _check_sizes(ops)
     owners = _Owners()
     body = owners.block(func.body)
@@ -59,9 +62,15 @@ class _Owners:
         self.facts: list[ValueLayout] = []
 
     def block(self, block: Block) -> Block:
+        args = tuple(self._argument(arg) for arg in block.args)
         kept = tuple(self.op(item) for item in block.ops)
-        same = all(new is old for new, old in zip(kept, block.ops, strict=True))
-        return block if same else Block(kept, block.args)
+        pairs = zip((*args, *kept), (*block.args, *block.ops), strict=True)
+        return block if all(new is old for new, old in pairs) else Block(kept, args)
+
+    def _argument(self, arg: Value) -> Value:
+        if not isinstance(arg.type, TileType) or arg.type.layout is not None:
+            return arg
+        return self._value(arg, arg.type.with_layout(ThreadLayout.identity(arg.type.size)))
 
     def op(self, item: Op) -> Op:
         new = item.with_operands(self.mapping)
@@ -175,6 +184,12 @@ def _check_explicit(ops: tuple[Op, ...], statement: Op, ctx: Context) -> None:
                 item.loc,
                 "use metile.where(condition, a, b), mask= of load and store, or a constexpr",
             )
+        if isinstance(item, For):
+            raise OwnershipError(
+                f"[tile_range] a runtime loop is not available beside {where}",
+                item.loc,
+                "unroll it: for i in range(N) with a constexpr N; or leave the layouts out",
+            )
         _check_dtype(item)
 
 
@@ -218,16 +233,45 @@ def _check_dtype(item: Op) -> None:
             )
 
 
-def _check_reductions(body: Block) -> None:
-    """Every thread takes part in a reduction, so none stands under a condition (SPEC C2, R2)."""
-    for branch in body.ops:
-        for item in (inner for block in branch.blocks() for inner in walk(block)):
-            if isinstance(item, Reduce):
-                raise UnsupportedError(
-                    f"[{_label(item)}] a reduction under a runtime `if` is not supported yet",
-                    item.loc,
-                    f"reduce before the `if` of line {branch.loc.line} and use the result in it",
-                )
+def _check_reductions(func: Func) -> None:
+    """Every thread takes part in a reduction, or none of the threadgroup does (SPEC C2, R2)."""
+    if not any(isinstance(item, Reduce) for item in walk(func.body)):
+        return
+    proven = proven_uniform(func)
+
+    def visit(block: Block, doubt: tuple[Op, Value] | None) -> None:
+        for item in block.ops:
+            if isinstance(item, Reduce) and doubt is not None:
+                raise _doubtful(item, *doubt)
+            unproven = [value for value in _deciding(item) if value not in proven]
+            inside = (item, unproven[0]) if unproven else doubt
+            for inner in item.blocks():
+                visit(inner, inside)
+
+    visit(func.body, None)
+
+
+def _deciding(item: Op) -> tuple[Value, ...]:
+    """The values that decide whether, or how often, the blocks of an op run."""
+    match item:
+        case If():
+            return (item.condition,)
+        case For():
+            return (item.start, item.end, item.step)
+        case _:
+            return ()
+
+
+def _doubtful(item: Op, around: Op, value: Value) -> CompileError:
+    what = "condition" if isinstance(around, If) else "bound"
+    where = "runtime `if`" if isinstance(around, If) else "loop"
+    return CompileError(
+        f"[{_label(item)}] a reduction under the {where} of line {around.loc.line}, whose {what} "
+        f"{_named(value)} is not proven to be the same in all threads: it comes from memory",
+        item.loc,
+        "all threads take part in a reduction: reduce outside, or decide with runtime scalars, "
+        "program_id and arithmetic on them",
+    )
 
 
 def _check_sizes(ops: tuple[Op, ...]) -> int:

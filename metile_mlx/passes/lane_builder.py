@@ -204,12 +204,6 @@ class LaneBuilder:
             return b if b is None or self.number(b) != 1 else None
         return a if b is None else self.binary(BinaryKind.AND, a, b)
 
-    def spread(self, value: Value) -> Value:
-        """A uniform value as one of each thread's own, for a place that has to be of that type."""
-        always = metal.Compare(CompareKind.GE, self.thread, self.constant(0, u32))
-        (everywhere,) = self.emit(always)
-        return self.add(metal.Select(everywhere, value, value))
-
     def total(self, parts: Sequence[Value], dtype: DType) -> Value:
         """The sum of integers of one dtype, left to right."""
         result: Value | None = None

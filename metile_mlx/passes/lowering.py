@@ -99,7 +99,7 @@ class Lowering:
                 ):
                     self.slots[result] = slots
                     for register, value in enumerate(slots):
-                        value.name = value.name or _slot_name(result, register)
+                        value.name = value.name or slot_name(result, register)
 
     def scalar(self, value: Value) -> Value:
         """The one value of a uniform scalar."""
@@ -136,5 +136,6 @@ def _holds_registers(func: Func) -> bool:
     return layout is not None and layout.elements_per_thread > 1
 
 
-def _slot_name(value: Value, register: int) -> str:
+def slot_name(value: Value, register: int) -> str:
+    """The name of a register slot: the tile's, with the number of the slot behind the first."""
     return f"{value.name}_{register}" if value.name and register else value.name

@@ -38,6 +38,7 @@ def _whole(low: Lowering, item: planned.Reduce) -> Value:
     b.emit(metal.ThreadgroupStore(buffer, group, partial, first))
     b.emit(metal.Barrier("publish"))
     published = _published(b, item.kind, buffer, lane, low.func.threads // SIMD_WIDTH)
+    _release(b, item)
     return _simd(b, item.kind, published, uniform=True)
 
 
@@ -54,6 +55,12 @@ def _published(b: LaneBuilder, kind: CombineKind, buffer: Value, at: Value, coun
         (published,) = b.emit(metal.ThreadgroupLoad(buffer, at, present, nothing))
     _name(published, "published")
     return published
+
+
+def _release(b: LaneBuilder, item: planned.Reduce) -> None:
+    """All have read the partials, so that the next iteration may write there."""
+    if item.release:
+        b.emit(metal.Barrier("release"))
 
 
 class _Axis:
@@ -142,18 +149,21 @@ class _Axis:
             count = 1 << len(bits.groups)
             ats = [places.read(number, 0) for number in range(len(values))]
             parts = [_published(b, self.kind, buffer, at, count) for at in ats]
+            _release(b, self.item)
             return self._lanes(parts, not bits.other_groups)
         return self._gathered(buffer, places, len(values))
 
     def _gathered(self, buffer: Value, places: _Places, count: int) -> list[Value]:
         """The lanes of a row share the loads; what more parts there are each lane loads itself."""
-        b, found = self.b, []
+        b, rows = self.b, []
         for number in range(count):
             parts: list[Value] = []
             for step in range(1 << places.rest):
                 at = places.read(number, step)
                 parts += b.emit(metal.ThreadgroupLoad(buffer, at), ("published",))
-            found.append(_tree(b, self.kind, tuple(parts), self.item.result.name))
+            rows.append(tuple(parts))
+        _release(b, self.item)
+        found = [_tree(b, self.kind, row, self.item.result.name) for row in rows]
         return self._butterflies(found, self.bits.lanes[: places.shared])
 
 

@@ -11,12 +11,13 @@ from metile_mlx.errors import VerificationError
 from metile_mlx.ir import metal, planned, tile
 from metile_mlx.ir.arith import BinaryKind, CompareKind, element
 from metile_mlx.ir.core import Block, Func, Op, Value
+from metile_mlx.ir.loops import For, ThreadFor
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.passes.addresses import View, bounds, offset
 from metile_mlx.passes.integers import floor_divide, modulo
 from metile_mlx.passes.lower_moves import MOVES
-from metile_mlx.passes.lowering import Lowered, Lowering, Rules, Slots
+from metile_mlx.passes.lowering import Lowered, Lowering, Rules, Slots, slot_name
 from metile_mlx.passes.reductions import reduce
 from metile_mlx.target import SIMD_WIDTH
 
@@ -199,19 +200,42 @@ def _print(low: Lowering, item: tile.Print) -> Lowered:
 def _if(low: Lowering, item: tile.If) -> Lowered:
     b = low.b
     builders = (b.child(), b.child())
-    yielded: list[list[Value]] = []
     for block, builder in zip((item.then, item.otherwise), builders, strict=True):
         with b.inside(builder):
             low.block(block)
-            yielded.append(_yielded(low, block))
-    for builder, values, others in zip(builders, yielded, yielded[::-1], strict=True):
-        with b.inside(builder):
-            alike = zip(values, others, strict=True)
-            same = tuple(v if v.type == o.type else _spread(low, v) for v, o in alike)
-            b.emit(metal.Yield(same))
+            b.emit(metal.Yield(tuple(_yielded(low, block))))
     condition = low.scalar(item.condition)
     made = iter(b.emit(metal.If(condition, builders[0].block(), builders[1].block())))
     return tuple(tuple(next(made) for _ in range(_registers(r))) for r in item.results)
+
+
+def _for(low: Lowering, item: For) -> Lowered:
+    b = low.b
+    bounds = (low.scalar(item.start), low.scalar(item.end), low.scalar(item.step))
+    index = _argument(item.index)
+    low.slots[item.index] = (index,)
+    inits: list[Value] = []
+    for arg, init in zip(item.carried, item.inits, strict=True):
+        count = _registers(arg)
+        low.slots[arg] = tuple(_argument(arg, register) for register in range(count))
+        slots = low.slots[init]
+        inits += slots if len(slots) == count else slots * count
+    args = [slot for arg in item.carried for slot in low.slots[arg]]
+    builder = b.child()
+    opened = ThreadFor(*bounds, tuple(inits), Block((), (index, *args)))
+    b.ranges.enter(opened)
+    with b.inside(builder):
+        low.block(item.body)
+        b.emit(metal.Yield(tuple(_yielded(low, item.body))))
+    b.ranges.leave(opened)
+    made = iter(b.emit(ThreadFor(*bounds, tuple(inits), builder.block((index, *args)))))
+    return tuple(tuple(next(made) for _ in range(_registers(r))) for r in item.results)
+
+
+def _argument(arg: Value, register: int = 0) -> Value:
+    """What a loop binds: uniform for a scalar, each thread's own for a slot of a tile."""
+    uniform = isinstance(arg.type, ScalarType) and arg.type.uniform
+    return Value(ScalarType(element(arg), uniform), slot_name(arg, register), arg.loc)
 
 
 def _yielded(low: Lowering, block: Block) -> list[Value]:
@@ -223,12 +247,8 @@ def _yielded(low: Lowering, block: Block) -> list[Value]:
     return flat
 
 
-def _spread(low: Lowering, value: Value) -> Value:
-    return low.b.spread(value) if low.b.is_uniform(value) else value
-
-
 def _yield(low: Lowering, item: tile.Yield) -> Lowered:
-    # The branch builds the yields of its two blocks together: their types have to agree.
+    # Who lowers the block builds its yield.
     return ()
 
 
@@ -263,6 +283,7 @@ RULES: Rules = {
     tile.Reduce: _misplaced,
     tile.Automatic: _misplaced,
     tile.If: _if,
+    For: _for,
     tile.Yield: _yield,
     **MOVES,
     planned.Reduce: reduce,

@@ -10,8 +10,9 @@ from typing import NamedTuple
 from metile_mlx.analysis.copies import Copy, Family, copies, layout_of
 from metile_mlx.context import Context
 from metile_mlx.ir.core import Builder, Func, Op, Value, walk
+from metile_mlx.ir.dead_code import eliminate_dead_code
 from metile_mlx.ir.permute import Permute
-from metile_mlx.ir.rewrite import eliminate_dead_code, rewrite
+from metile_mlx.ir.rewrite import rewrite
 from metile_mlx.ir.tile import (
     Binary,
     Bitcast,

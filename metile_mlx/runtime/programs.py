@@ -10,13 +10,15 @@ from typing import Any, TypeAlias
 from metile_mlx.analysis.views import with_grid
 from metile_mlx.dtypes import DType
 from metile_mlx.ir.arith import element
-from metile_mlx.ir.core import Effect, Func, Op, Value, definitions
+from metile_mlx.ir.core import Block, Effect, Func, Op, Value, definitions, walk
 from metile_mlx.ir.tile import ProgramId
 from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.runtime.optional import mx
 from metile_mlx.runtime.reference_ops import Number
 
 Shape: TypeAlias = "tuple[int, ...]"
+# A value's array, its Python number, and whether it is fixed, untraced, lazy.
+Facts: TypeAlias = "tuple[mx.array, Number | None, tuple[bool, ...]]"
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,7 @@ class Programs:
             self.env[param] = mx.reshape(given, (1, 1)).astype(dtype)
             self.lazy.add(param)
         else:
-            self.env[param] = mx.array([[given]], dtype)
-            self.numbers[param] = given
-            self.fixed.add(param)
-            self.untraced.add(param)
+            self.bind_number(param, given)
 
     def classify(self, op: Op) -> None:
         """Note what the result of `op` depends on."""
@@ -97,6 +96,37 @@ class Programs:
                 self.fixed.add(op.result)
         if not self.lazy.isdisjoint(operands):
             self.lazy.add(op.result)
+
+    def bind_number(self, value: Value, number: Number) -> None:
+        """A uniform value is a Python number."""
+        self.env[value] = mx.array([[number]], mlx_dtypes()[element(value)])
+        self.numbers[value] = number
+        self.fixed.add(value)
+        self.untraced.add(value)
+
+    def facts(self, value: Value) -> Facts:
+        """All that is known of a value, to be given to another one."""
+        kinds = tuple(value in kind for kind in (self.fixed, self.untraced, self.lazy))
+        return self.env[value], self.numbers.get(value), kinds
+
+    def restore(self, value: Value, facts: Facts) -> None:
+        """A value is what another one was."""
+        self.env[value], number, kinds = facts
+        if number is not None:
+            self.numbers[value] = number
+        for kind, holds in zip((self.fixed, self.untraced, self.lazy), kinds, strict=True):
+            if holds:
+                kind.add(value)
+
+    def forget(self, block: Block) -> None:
+        """What an earlier iteration of a loop has found out."""
+        inside = [item for op in walk(block) for item in op.blocks()]
+        made = {value for op in walk(block) for value in op.results}
+        made.update(arg for item in (block, *inside) for arg in item.args)
+        for kind in (self.fixed, self.untraced, self.lazy):
+            kind.difference_update(made)
+        for value in made:
+            self.numbers.pop(value, None)
 
     def results(self, outputs: Mapping[str, tuple[Shape, DType]]) -> dict[str, mx.array]:
         """The outputs as they are now."""

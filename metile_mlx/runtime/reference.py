@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from metile_mlx.dtypes import DType
-from metile_mlx.errors import OutOfResources, UnsupportedError
+from metile_mlx.errors import LaunchError, OutOfResources, UnsupportedError
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
+from metile_mlx.ir.loops import For
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.planned import Barrier, Choose, Scratch, ScratchLoad, ScratchStore, Shuffle
 from metile_mlx.ir.planned import Reduce as PlannedReduce
@@ -54,6 +55,8 @@ from metile_mlx.runtime.reference_ops import COMPARE, UNARY, Number, binary, com
 
 MAX_BYTES = 4 << 30
 """No array in the graph may be larger; several are alive at once."""
+MAX_ITERATIONS = 1 << 14
+"""No loop runs more often."""
 
 
 def evaluate(
@@ -76,7 +79,8 @@ def evaluate(
         stream: where to run; None is MLX's default.
 
     Raises:
-        UnsupportedError: an op of the automatic path, or `if` on a scalar given as an MLX array.
+        UnsupportedError: an op of the automatic path, `if` on a scalar given as an MLX array, or a
+            loop whose bounds are no Python numbers.
         OutOfResources: an array of the graph would pass MAX_BYTES.
         LaunchError: an illegal extent or stride, as `View.geometry`.
     """
@@ -239,13 +243,47 @@ def _if(s: Programs, op: If) -> None:
             s.lazy.add(result)
 
 
+def _for(s: Programs, op: For) -> None:
+    """Iteration by iteration: the graph holds the body once for each."""
+    start, end, step = (_bound(s, op, name) for name in ("start", "end", "step"))
+    if step < 1 and start < end:
+        raise LaunchError(f"[tile_range] step is {step}, expected at least 1", op.loc)
+    indices = range(start, end, max(step, 1))
+    if len(indices) > MAX_ITERATIONS:
+        raise UnsupportedError(
+            f"the loop of line {op.loc.line} runs {len(indices)} times; the reference backend "
+            f"builds a graph of every iteration, of at most {MAX_ITERATIONS}",
+            op.loc,
+            "use a larger step, or run a compiled backend",
+        )
+    held = op.inits
+    for index in indices:
+        known = [s.facts(value) for value in held]
+        s.forget(op.body)
+        s.bind_number(op.index, index)
+        for arg, facts in zip(op.carried, known, strict=True):
+            s.restore(arg, facts)
+        held = _run(s, op.body)
+    for result, value in zip(op.results, held, strict=True):
+        _alias(s, result, value)
+
+
+def _bound(s: Programs, op: For, name: str) -> int:
+    value = getattr(op, name)
+    if value not in s.fixed:
+        raise UnsupportedError(
+            f"the loop of line {op.loc.line}: its {name} is no Python number, but an MLX array or "
+            "different in each program; the reference backend takes numbers as bounds",
+            op.loc,
+            "pass Python numbers, or run a compiled backend",
+        )
+    number = s.env[value].item()
+    assert isinstance(number, int)
+    return number
+
+
 def _alias(s: Programs, result: Value, value: Value) -> None:
-    s.env[result] = s.env[value]
-    if value in s.numbers:
-        s.numbers[result] = s.numbers[value]
-    for kind in (s.fixed, s.untraced, s.lazy):
-        if value in kind:
-            kind.add(result)
+    s.restore(result, s.facts(value))
 
 
 RULES: dict[type[Op], Callable[[Programs, Any], mx.array | None]] = {
@@ -272,6 +310,7 @@ RULES: dict[type[Op], Callable[[Programs, Any], mx.array | None]] = {
     Print: _print,
     Automatic: _automatic,
     If: _if,
+    For: _for,
     Scratch: reference_memory.scratch,
     ScratchStore: reference_memory.scratch_store,
     ScratchLoad: reference_memory.scratch_load,

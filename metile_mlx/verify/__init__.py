@@ -9,9 +9,11 @@ from metile_mlx.context import Context, Stage
 from metile_mlx.ir.core import Func
 from metile_mlx.verify.axis_reductions import check_axis_reductions
 from metile_mlx.verify.communication import check_communication
+from metile_mlx.verify.convergence import check_convergence
 from metile_mlx.verify.conversions import check_conversions
 from metile_mlx.verify.findings import error
 from metile_mlx.verify.grouping import check_grouping
+from metile_mlx.verify.order import check_order
 from metile_mlx.verify.ownership import check_ownership
 from metile_mlx.verify.reductions import check_planned_reductions, check_reductions
 from metile_mlx.verify.resources import check_resources
@@ -51,6 +53,9 @@ def verify(func: Func, stage: Stage, ctx: Context, before: Func | None = None) -
             findings += check_reductions(func, before)
             findings += check_axis_reductions(func, before)
             findings += check_grouping(func, before)
+        if stage >= Stage.PLANNED:
+            findings += check_convergence(func)
+            findings += check_order(func)
     if findings:
         raise error(func, stage, findings)
     if stage >= Stage.PLANNED:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from metile_mlx.ir import metal, planned
 from metile_mlx.ir.arith import BinaryKind, CombineKind, element
-from metile_mlx.ir.core import Func, Op, Value, walk
+from metile_mlx.ir.core import Func, Op, Value, definitions, walk
 from metile_mlx.ir.stated import AxisReduction
 from metile_mlx.ir.types import ScratchType, TileType
 from metile_mlx.layout.affine import Indices
@@ -61,12 +61,12 @@ class Cone:
 @lru_cache(maxsize=4)
 def cones(func: Func) -> tuple[Cone, ...]:
     """One for each reduction along an axis that a Stage.THREAD program states, in order."""
-    wanted = [item for item in func.body.ops if isinstance(item, AxisReduction)]
+    wanted = [item for item in walk(func.body) if isinstance(item, AxisReduction)]
     if not wanted:
         return ()
-    made_by = {value: item for item in func.body.ops for value in item.results}
+    made_by = definitions(func)
     stores: dict[Value, list[metal.ThreadgroupStore]] = {}
-    for item in func.body.ops:
+    for item in walk(func.body):
         if isinstance(item, metal.ThreadgroupStore):
             stores.setdefault(item.buffer, []).append(item)
     return tuple(_cone(item, made_by, stores) for item in wanted)
@@ -106,7 +106,7 @@ def check_axis_reductions(func: Func, before: Func | None) -> list[Finding]:
     findings: list[Finding] = []
     if found:
         values = ThreadValues(func)
-        order = {item: position for position, item in enumerate(func.body.ops)}
+        order = {item: position for position, item in enumerate(walk(func.body))}
         for cone in found:
             findings += _Proof(func, cone, values, order).run()
         findings += _escapes(func, found)
@@ -120,7 +120,8 @@ def check_axis_reductions(func: Func, before: Func | None) -> list[Finding]:
 
 def _compare(before: Func, stated: list[AxisReduction]) -> list[Finding]:
     """Each planned reduction along an axis is stated, as the one that it is."""
-    wanted = [i for i in before.body.ops if isinstance(i, planned.Reduce) and i.axis is not None]
+    every = walk(before.body)
+    wanted = [i for i in every if isinstance(i, planned.Reduce) and i.axis is not None]
     findings = []
     for plan, item in zip(wanted, stated, strict=False):
         type_ = plan.src.type
@@ -140,7 +141,7 @@ def _escapes(func: Func, found: Iterable[Cone]) -> list[Finding]:
     owner: dict[Value, Cone] = {}
     for cone in found:
         totals = set(cone.item.totals)
-        for item in func.body.ops:
+        for item in walk(func.body):
             if item not in cone.ops or isinstance(item, metal.ThreadgroupStore):
                 continue
             exchanged = not isinstance(item, metal.Binary) or any(
@@ -346,7 +347,7 @@ class _Proof:
         """All of it is written, then comes a barrier, then it is read."""
         last = max((self.order.get(store, 0) for store in stores), default=0)
         first = min((self.order.get(load, 0) for load in loads), default=0)
-        between = self.func.body.ops[last:first]
+        between = [item for item, place in self.order.items() if last <= place < first]
         if not any(isinstance(item, metal.Barrier) for item in between):
             late = max(stores, key=lambda store: self.order.get(store, 0), default=made)
             self.add(

@@ -6,7 +6,7 @@ evaluated here for every thread, so nothing about their form is assumed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +15,8 @@ import numpy as np
 from metile_mlx.dtypes import u16, u32
 from metile_mlx.ir import metal, planned
 from metile_mlx.ir.arith import element
-from metile_mlx.ir.core import Func, Op, Value, walk
+from metile_mlx.ir.core import Block, Func, Op, Value, walk
+from metile_mlx.ir.loops import ThreadFor
 from metile_mlx.ir.stated import AxisReduction
 from metile_mlx.layout.affine import AffineMap, Indices
 from metile_mlx.target import SIMD_WIDTH
@@ -36,7 +37,7 @@ _TOGETHER = (
     AxisReduction,
 )
 
-_SPOKEN_OF = frozenset({*_TOGETHER, metal.If})
+_SPOKEN_OF = frozenset({*_TOGETHER, metal.If, ThreadFor})
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,12 @@ class _Threads:
         self.events: list[Event] = []
 
     def run(self) -> None:
-        for item in self.func.body.ops:
+        self.block(self.func.body)
+        for order in self.orders.values():
+            self.findings += order.end()
+
+    def block(self, block: Block) -> None:
+        for item in block.ops:
             if type(item) not in _SPOKEN_OF or item in self.stated:
                 continue
             match item:
@@ -103,12 +109,10 @@ class _Threads:
                         self.findings += order.barrier(item.role)
                 case metal.Shuffle():
                     self.shuffle(item)
-                case metal.If():
-                    self.branch(item)
+                case metal.If() | ThreadFor():
+                    self.nested(item)
                 case _:
                     pass
-        for order in self.orders.values():
-            self.findings += order.end()
 
     def _slots(self, buffers: Iterable[Value]) -> str:
         made = [self.values.made_by.get(buffer) for buffer in buffers]
@@ -118,11 +122,28 @@ class _Threads:
         if message:
             self.findings.append(Finding(item, message))
 
-    def branch(self, item: metal.If) -> None:
+    def nested(self, item: metal.If | ThreadFor) -> None:
+        """Reductions may stand under conditions that verify/convergence.py proves; no exchange."""
         text = "stands under a condition, expected where every thread takes part"
-        for inner in (*walk(item.then), *walk(item.otherwise)):
-            if isinstance(inner, _TOGETHER):
-                self.add(inner, text)
+        inside = [other for block in item.blocks() for other in walk(block)]
+        communicates = [other for other in inside if isinstance(other, _TOGETHER)]
+        reduces = any(isinstance(i, metal.SimdReduce | AxisReduction) for i in communicates)
+        for other in communicates:
+            if not reduces or not self.is_of_reduction(other):
+                self.add(other, text)
+        if reduces:
+            for block in item.blocks():
+                self.events.append(Event(item, "block"))
+                self.block(block)
+
+    def is_of_reduction(self, item: Op) -> bool:
+        match item:
+            case metal.ThreadgroupStore() | metal.ThreadgroupLoad():
+                return item.buffer in self.partials
+            case metal.Shuffle():
+                return item in self.stated
+            case _:
+                return isinstance(item, metal.SimdReduce | metal.Barrier | AxisReduction)
 
     def allocate(self, item: metal.ThreadgroupAlloc) -> None:
         if item.dtype not in WIRE_DTYPES:
@@ -191,35 +212,44 @@ class _Threads:
 
 def _planned_events(func: Func) -> list[Event]:
     """The communication that a Stage.PLANNED program asks for, an event per register."""
-    slots: dict[Value, str] = {}
+    slots = {i.result: i.slot for i in walk(func.body) if isinstance(i, planned.Scratch)}
     events: list[Event] = []
-    threads = np.arange(func.threads)
-    for item in func.body.ops:
-        match item:
-            case planned.Scratch():
-                slots[item.result] = item.slot
-            case planned.ScratchStore() | planned.ScratchLoad():
-                kind = "store" if isinstance(item, planned.ScratchStore) else "load"
-                for row in _rows(item.slots, item.registers, func.threads):
-                    table = (row - item.skip).tobytes()
-                    events.append(Event(item, kind, slots[item.buffer], table))
-            case planned.Barrier():
-                events.append(Event(item, "barrier", item.role))
-            case planned.Reduce():
-                if item.scratch is not None:
-                    events.append(Event(item, "barrier", "publish"))
-                slot = "" if item.scratch is None else slots[item.scratch]
-                events.append(Event(item, "reduce", slot))
-            case planned.Shuffle():
-                dtype = str(planned.held(item.src).dtype)
-                for row in _rows(item.lanes, item.registers, func.threads):
-                    # What a thread takes from itself needs no shuffle.
-                    if (row % func.threads != threads).any():
-                        lanes = (row % SIMD_WIDTH).tobytes()
-                        events.append(Event(item, "shuffle", dtype, lanes))
-            case _:
-                pass
+
+    def visit(block: Block) -> None:
+        for item in block.ops:
+            events.extend(_asked(item, slots, func.threads))
+            inside = (other for inner in item.blocks() for other in walk(inner))
+            if any(isinstance(other, planned.Reduce) for other in inside):
+                for inner in item.blocks():
+                    events.append(Event(item, "block"))
+                    visit(inner)
+
+    visit(func.body)
     return events
+
+
+def _asked(item: Op, slots: Mapping[Value, str], threads: int) -> Iterator[Event]:
+    match item:
+        case planned.ScratchStore() | planned.ScratchLoad():
+            kind = "store" if isinstance(item, planned.ScratchStore) else "load"
+            for row in _rows(item.slots, item.registers, threads):
+                yield Event(item, kind, slots[item.buffer], (row - item.skip).tobytes())
+        case planned.Barrier():
+            yield Event(item, "barrier", item.role)
+        case planned.Reduce():
+            slot = "" if item.scratch is None else slots[item.scratch]
+            for role in ("publish", "release") if item.release else ("publish",):
+                if slot:
+                    yield Event(item, "barrier", role)
+            yield Event(item, "reduce", slot)
+        case planned.Shuffle():
+            for row in _rows(item.lanes, item.registers, threads):
+                # What a thread takes from itself needs no shuffle.
+                if (row % threads != np.arange(threads)).any():
+                    lanes = (row % SIMD_WIDTH).tobytes()
+                    yield Event(item, "shuffle", str(planned.held(item.src).dtype), lanes)
+        case _:
+            pass
 
 
 def _rows(slots: AffineMap, registers: tuple[int, ...] | None, threads: int) -> Indices:

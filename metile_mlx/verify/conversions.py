@@ -16,6 +16,7 @@ import numpy as np
 
 from metile_mlx.ir import planned, tile
 from metile_mlx.ir.core import Block, Func, Op, Value
+from metile_mlx.ir.loops import For
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.planned import (
     Barrier,
@@ -39,7 +40,7 @@ ROLES = ("publish", "release")
 # Communication, and what means something else than its op and operands.
 _SPECIAL = frozenset({
     Cast, Bitcast, Store, Print, Convert, Permute, If, Scratch, ScratchStore, ScratchLoad,
-    Barrier, Shuffle, Choose, tile.Reduce, planned.Reduce,
+    Barrier, Shuffle, Choose, tile.Reduce, planned.Reduce, For,
 })  # fmt: skip
 
 
@@ -96,6 +97,7 @@ class _Planned:
         self.buffers: dict[Value, _Buffer] = {}
         # The element in each slot, in the middle of a conversion.
         self.held: dict[Value, Indices] = {}
+        self.loops = 0
 
     def run(self) -> list[Finding]:
         for position, param in enumerate(self.func.params):
@@ -123,6 +125,8 @@ class _Planned:
                     self.branch(item, path)
                 case Permute():
                     self.permute(item)
+                case For():
+                    self.loop(item, path)
                 case tile.Reduce() | planned.Reduce():
                     self.reduce(item)
                 case _:
@@ -153,6 +157,20 @@ class _Planned:
         if (source != elements(old.layout)).any():
             self.add(item, "a slot holds another element after it, expected what it held before")
 
+    def loop(self, item: For, path: tuple[Hashable, ...]) -> None:
+        """Alike are loops at the same place, over the same bounds, that carry the same."""
+        numbers, of = self.meaning.numbers, self.meaning.numbering.of
+        self.loops += 1
+        given = [numbers[value] for value in (item.start, item.end, item.step, *item.inits)]
+        key = (For, self.loops, *given)
+        for position, arg in enumerate(item.body.args):
+            self.meaning.define(arg, of(*key, "argument", position))
+        self.block(item.body, (*path, key))
+        self.meaning.carried(item, (*path, key))
+        left = [numbers[value] for value in item.yields]
+        for position, result in enumerate(item.results):
+            self.meaning.define(result, of(*key, *left, position))
+
     def reduce(self, item: tile.Reduce | planned.Reduce) -> None:
         """Its memory is the business of verify/reductions.py; its barrier orders all memory."""
         number = self.meaning.numbers[item.src]
@@ -170,6 +188,8 @@ class _Planned:
         if isinstance(item, planned.Reduce) and item.scratch is not None:
             for buffer in self.buffers.values():
                 self.findings += buffer.order.barrier("publish")
+                if item.release:
+                    self.findings += buffer.order.barrier("release")
 
     def communicate(self, item: Op, path: tuple[Hashable, ...]) -> None:
         if path and not isinstance(item, Choose):

@@ -13,6 +13,7 @@ from typing import Any
 
 from metile_mlx.dtypes import DType, bool_
 from metile_mlx.ir.core import Effect, Op, Value
+from metile_mlx.ir.loops import For
 from metile_mlx.ir.tile import Bitcast, Cast, Print, Store
 from metile_mlx.ir.types import ScalarType, TileType, Type
 from metile_mlx.layout.thread_layout import ThreadLayout
@@ -57,9 +58,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Stored:
-    """One store or print and the conditions it stands under."""
+    """One store, print, or yield of a loop, and the conditions it stands under."""
 
-    op: Store | Print
+    op: Op
     path: tuple[Hashable, ...]
     parts: tuple[Part, ...]
 
@@ -118,6 +119,12 @@ class Meaning:
         key = (item.opcode, *[(part.name, part.number) for part in parts])
         self.accesses.append((item, key))
         return Stored(item, path, parts)
+
+    def carried(self, item: For, path: tuple[Hashable, ...]) -> None:
+        """What an iteration hands to the next one is compared like what is stored."""
+        end = item.body.ops[-1]
+        parts = tuple(Part("yield", value, self.numbers[value]) for value in item.yields)
+        self.stores.append(Stored(end, path, parts))
 
     def _field(self, item: Any) -> Hashable:
         if isinstance(item, Value):

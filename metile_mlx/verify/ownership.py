@@ -37,7 +37,8 @@ def check_ownership(func: Func, stage: Stage, before: Func | None = None) -> lis
     if stage is Stage.PLANNED and before is not None and before.threads == threads:
         known = frozenset(before.body.ops)
     for item in walk(Block(tuple(item for item in func.body.ops if item not in known))):
-        for value in item.results:
+        bound = [arg for inner in item.blocks() for arg in inner.args]
+        for value in (*item.results, *bound):
             message = _geometry(value, threads)
             if message:
                 findings.append(Finding(item, message))

@@ -15,7 +15,7 @@ import numpy as np
 from metile_mlx.dtypes import DType
 from metile_mlx.ir import metal, planned
 from metile_mlx.ir.arith import BinaryKind, CombineKind, element
-from metile_mlx.ir.core import Func, Op, Value, walk
+from metile_mlx.ir.core import Func, Op, Value, definitions, walk
 from metile_mlx.ir.types import TileType
 from metile_mlx.layout.affine import Indices
 from metile_mlx.target import SIMD_WIDTH
@@ -45,13 +45,9 @@ def check_planned_reductions(func: Func) -> list[Finding]:
     made_by = {value: item for item in func.body.ops for value in item.results}
     users = _users(func)
     findings: list[Finding] = []
-    top = set(func.body.ops)
     for item in walk(func.body):
         if not isinstance(item, planned.Reduce):
             continue
-        if item not in top:
-            text = "stands under a condition, expected where every thread takes part"
-            findings.append(Finding(item, text))
         if item.axis is not None and (text := check_planned_axis(item)):
             findings.append(Finding(item, text))
         if item.scratch is None:
@@ -98,7 +94,10 @@ _SOURCES = (planned.Scratch, metal.ThreadgroupAlloc, metal.ThreadgroupLoad, meta
 def _users(func: Func) -> dict[Value, list[Op]]:
     """Who uses threadgroup memory, what is loaded from it, and what simdgroups combine."""
     users: dict[Value, list[Op]] = {
-        value: [] for item in func.body.ops if isinstance(item, _SOURCES) for value in item.results
+        value: []
+        for item in walk(func.body)
+        if isinstance(item, _SOURCES)
+        for value in item.results
     }
     for item in walk(func.body):
         for value in item.operands():
@@ -113,9 +112,9 @@ def partials(func: Func) -> frozenset[Value]:
     Known by its use: it is accessed under a mask, or holds what a simdgroup has combined, or feeds
     a total. So a faulty reduction is still taken for one.
     """
-    made_by = {value: item for item in func.body.ops for value in item.results}
+    made_by = definitions(func)
     found: set[Value] = {buffer for cone in cones(func) for buffer in cone.buffers}
-    for item in func.body.ops:
+    for item in walk(func.body):
         match item:
             case metal.ThreadgroupStore():
                 source = made_by.get(item.value)
@@ -135,7 +134,7 @@ def partials(func: Func) -> frozenset[Value]:
 
 def check_reductions(func: Func, before: Func | None) -> list[Finding]:
     """All faults of the reductions of a Stage.THREAD program; `before` may be planned or None."""
-    if not any(isinstance(i, metal.SimdReduce | metal.ThreadgroupAlloc) for i in func.body.ops):
+    if not any(isinstance(i, metal.SimdReduce | metal.ThreadgroupAlloc) for i in walk(func.body)):
         return []
     checker = _Threads(func)
     checker.run()
@@ -152,7 +151,8 @@ class _Threads:
         self.groups = func.threads // SIMD_WIDTH
         self.values = ThreadValues(func)
         self.users = _users(func)
-        self.order = {item: position for position, item in enumerate(func.body.ops)}
+        self.ops = tuple(walk(func.body))
+        self.order = {item: position for position, item in enumerate(self.ops)}
         # What verify/axis_reductions.py looks at.
         self.stated = frozenset(op for cone in cones(func) for op in cone.ops)
         self.elsewhere = frozenset(buffer for cone in cones(func) for buffer in cone.buffers)
@@ -167,7 +167,7 @@ class _Threads:
             # An access to what nobody allocated is a finding of check_communication.
             if isinstance(item, metal.ThreadgroupAlloc):
                 self.memory(item)
-        for item in self.func.body.ops:
+        for item in self.ops:
             if item in self.stated:
                 continue
             match item:
@@ -234,7 +234,7 @@ class _Threads:
 
     def publication(self, item: metal.ThreadgroupAlloc, store: Op, load: Op) -> None:
         first, last = self.order.get(store, 0), self.order.get(load, 0)
-        between = self.func.body.ops[first:last]
+        between = self.ops[first:last]
         if not any(isinstance(other, metal.Barrier) for other in between):
             self.add(
                 load,
@@ -307,17 +307,17 @@ class _Threads:
         if any(item.opcode.startswith("metal.") for item in before.body.ops):
             return
         known = {item.slot for item in before.body.ops if isinstance(item, planned.Scratch)}
-        for item in self.func.body.ops:
+        for item in self.ops:
             if isinstance(item, metal.ThreadgroupAlloc) and item.slot not in known:
                 self.add(item, f"{item.slot} is no threadgroup memory that was planned")
         wanted = [
             item
-            for item in before.body.ops
+            for item in walk(before.body)
             if isinstance(item, planned.Reduce) and item.axis is None
         ]
         made = [
             item
-            for item in self.func.body.ops
+            for item in self.ops
             if isinstance(item, metal.SimdReduce) and item.uniform and item not in self.stated
         ]
         for plan, total in zip(wanted, made, strict=False):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from metile_mlx.context import Stage
-from metile_mlx.dtypes import bool_
+from metile_mlx.dtypes import bool_, i32
 from metile_mlx.errors import CompileError
 from metile_mlx.ir import metal, planned, stated, tile
 from metile_mlx.ir.core import Block, Effect, Func, Op, Value, walk
+from metile_mlx.ir.loops import For, Loop, ThreadFor, fits
 from metile_mlx.ir.permute import Permute
-from metile_mlx.ir.types import PointerType, ScalarType
+from metile_mlx.ir.types import PointerType, ScalarType, Type
 from metile_mlx.verify.findings import Finding
 
 _OWNED = frozenset({
@@ -18,7 +19,7 @@ _OWNED = frozenset({
     tile.Binary, tile.Compare, tile.Select, tile.Cast, tile.Bitcast, tile.Fma, tile.Reshape,
     Permute,
     tile.Tensor, tile.Load, tile.Store, tile.Convert, tile.Reduce, tile.If, tile.Yield,
-    tile.Print,
+    tile.Print, For,
 })  # fmt: skip
 _COMMUNICATION = frozenset({
     planned.Scratch, planned.ScratchStore, planned.ScratchLoad, planned.Barrier, planned.Shuffle,
@@ -29,7 +30,7 @@ _METAL = frozenset({
     metal.Binary, metal.Compare, metal.Select, metal.Cast, metal.Bitcast, metal.Fma, metal.Load,
     metal.Store, metal.ThreadgroupAlloc, metal.ThreadgroupStore, metal.ThreadgroupLoad,
     metal.Barrier, metal.Shuffle, metal.SimdReduce, metal.If, metal.Yield, metal.LoadGroup,
-    metal.Extract, metal.StoreGroup, metal.Print, stated.AxisReduction,
+    metal.Extract, metal.StoreGroup, metal.Print, stated.AxisReduction, ThreadFor,
 })  # fmt: skip
 
 LEGAL: dict[Stage, frozenset[type[Op]]] = {
@@ -99,10 +100,12 @@ class _Structure:
             for value in item.operands():
                 if value not in visible:
                     self.add(item, self.undominated(value))
+            for inner in item.blocks():
+                self.block(inner, set(visible), item)
             if isinstance(item, _BRANCHES):
-                for inner in item.blocks():
-                    self.block(inner, set(visible), item)
                 self.branch(item)
+            elif isinstance(item, Loop):
+                self.loop(item)
             if id(item) not in self.checked:
                 self.types(item)
             for value in item.results:
@@ -144,8 +147,23 @@ class _Structure:
             tuple(value.type for value in block.ops[-1].operands()) if block.ops else ()
             for block in (item.then, item.otherwise)
         )
-        if then != otherwise:
+        alike = len(then) == len(otherwise) and (
+            then == otherwise or (isinstance(item, metal.If) and all(map(_alike, then, otherwise)))
+        )
+        if not alike:
             self.add(item, f"branches yield {_list(then)} and {_list(otherwise)}, expected one")
+
+    def loop(self, item: Loop) -> None:
+        """The arguments are an index and what is carried, each of one type throughout."""
+        args = tuple(value.type for value in item.body.args)
+        if args[:1] != (ScalarType(i32),):
+            self.add(item, f"binds {_list(args)}, expected an i32 index first")
+        yields = item.yields if item.body.ops else ()
+        for name, values in (("starts with", item.inits), ("yields", yields)):
+            types = tuple(value.type for value in values)
+            same = len(types) == len(args) - 1 and all(map(fits, types, args[1:]))
+            if not same or (isinstance(item, For) and types != args[1:]):
+                self.add(item, f"{name} {_list(types)}, expected {_list(args[1:])}")
 
     def terminator(self, block: Block, parent: Op | None) -> None:
         for item in block.ops[:-1] if parent is not None else block.ops:
@@ -153,6 +171,11 @@ class _Structure:
                 self.add(item, "expected only at the end of a nested block")
         if parent is not None and not (block.ops and block.ops[-1].effect is Effect.TERMINATOR):
             self.add(parent, "a nested block doesn't end in a yield")
+
+
+def _alike(a: Type, b: Type) -> bool:
+    """Whether two values of one thread may be one: one of them may be uniform."""
+    return fits(a, b) or fits(b, a)
 
 
 def _list(types: tuple[object, ...]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from metile_mlx.dtypes import DType, bool_
 from metile_mlx.ir import metal
 from metile_mlx.ir.arith import BinaryKind, CompareKind, UnaryKind, element
-from metile_mlx.ir.core import Func, Op, Value
+from metile_mlx.ir.core import Func, Op, Value, definitions
 from metile_mlx.layout.affine import Indices
 
 _BINARY: dict[BinaryKind, Callable[[Indices, Indices], Indices]] = {
@@ -31,11 +31,11 @@ _COMPARE: dict[CompareKind, Callable[[Indices, Indices], Indices]] = {
 
 
 class ThreadValues:
-    """The values of one program's top-level ops, evaluated for every thread when asked for."""
+    """The values of one program's ops, evaluated for every thread when asked for."""
 
     def __init__(self, func: Func) -> None:
         self.threads = max(func.threads, 1)
-        self.made_by = {value: item for item in func.body.ops for value in item.results}
+        self.made_by = definitions(func)
         self._known: dict[Value, Indices | None] = {}
 
     def evaluate(self, value: Value) -> Indices | None:

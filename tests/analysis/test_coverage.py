@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
@@ -14,7 +15,9 @@ from metile_mlx.dtypes import bool_, i32
 from metile_mlx.errors import LaunchError
 from metile_mlx.ir import tile
 from metile_mlx.ir.arith import BinaryKind, CompareKind, UnaryKind
-from metile_mlx.ir.core import Func, Value
+from metile_mlx.ir.core import Block, Func, Value
+from metile_mlx.ir.loops import For
+from metile_mlx.ir.types import ScalarType
 from metile_mlx.runtime.reference import evaluate
 from tests.support.tile_program import TileProgram, transpose8
 
@@ -150,7 +153,7 @@ def test_one_program_id_in_two_indices_covers_a_diagonal_only() -> None:
     pid = p.program_id()
     p.store(y, pid, pid, value=pid)
     assert not only(p).proven({}, (4, 1, 1), 16)
-    assert "one program id in several indices" in only(p).explain({}, (4, 1, 1), 16)
+    assert "one program id or loop in several indices" in only(p).explain({}, (4, 1, 1), 16)
 
 
 def test_two_program_ids_in_one_index_and_a_falling_one_are_not_followed() -> None:
@@ -158,7 +161,7 @@ def test_two_program_ids_in_one_index_and_a_falling_one_are_not_followed() -> No
     p.store(y, p.op(BinaryKind.ADD, p.program_id(0), p.program_id(1)), value=p.number(1))
     p.store(y, p.op(BinaryKind.SUB, p.number(3), p.program_id(0)), value=p.number(1))
     first, second = only(p).reasons
-    assert first.endswith("has an index 0 that depends on several program ids")
+    assert first.endswith("has an index 0 that depends on several program ids or loops")
     assert second.endswith("has an index 0 that falls as program_id(0) rises")
 
 
@@ -354,3 +357,110 @@ def test_proven_implies_covered_for_any_index_expression(
     covered = stored(p.func(), shape, grid)
     event(f"proven {proven}, covered {covered}")
     assert covered or not proven
+
+
+def looped(
+    bounds: tuple[Value | int, Value | int, int], by: int = 1, extent: Value | str | int = "n"
+) -> TileProgram:
+    """y[row, by * i + lanes] for i of a loop, 64 lanes; `n` stands for the scalar n."""
+    p = TileProgram()
+    n = p.scalar("n")
+    rows = p.add(tile.NumPrograms(0), "rows")
+    y = p.tensor("y", (rows, n if extent == "n" else extent), "write", dtype=i32)  # type: ignore[arg-type]
+    lanes = p.lanes(64)
+    start, end, step = (n if bound == "n" else p.uniform(bound) for bound in bounds)  # type: ignore[arg-type]
+    index = Value(ScalarType(i32), "i")
+    outer = p.begin()
+    p.store(
+        y, p.program_id(), p.op(BinaryKind.ADD, p.op(BinaryKind.MUL, index, by), lanes), value=lanes
+    )
+    body = replace(p.end(outer), args=(index,))
+    p.emit(For(start, end, step, (), body))
+    return p
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 1009])
+def test_k7_a_loop_in_steps_of_the_tile_covers_each_row(n: int) -> None:
+    """SPEC K5: for i in tile_range(0, n, 64): y.store((row, i + lanes), ...)."""
+    for p in (looped((0, "n", 64)), looped((0, "n", 1)), looped((0, "n", 1), by=64)):
+        found = only(p)
+        assert found.proven({"n": n}, (5, 1, 1), 5 * n)
+        assert not found.proven({"n": n}, (5, 1, 1), 5 * n + 1)
+        assert not found.proven({}, (5, 1, 1), 5 * n)
+
+
+LOOPS: dict[str, tuple[TileProgram, str]] = {
+    "too few": (looped((0, 100, 64)), "2 iterations cover 128 of 200 along dimension 1"),
+    "a gap": (looped((0, "n", 65)), "do not fill a box from index 0"),
+    "from 64 on": (looped((64, "n", 64)), "do not fill a box from index 0"),
+    "nothing": (looped((0, -5, 64)), "a loop around the store runs no iteration"),
+    "backwards": (looped((0, "n", 64), by=-1), "falls as the index of its loop rises"),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_k7_loops_that_prove_nothing(name: str) -> None:
+    p, reason = LOOPS[name]
+    found = only(p)
+    assert not found.proven({"n": 200}, (5, 1, 1), 1000)
+    assert reason in found.explain({"n": 200}, (5, 1, 1), 1000)
+
+
+def test_k7_a_loop_that_the_index_does_not_follow_has_to_run_once() -> None:
+    p = TileProgram()
+    n = p.scalar("n")
+    y = p.tensor("y", (64,), "write", dtype=i32)
+    lanes = p.lanes(64)
+    index = Value(ScalarType(i32), "i")
+    outer = p.begin()
+    p.store(y, lanes, value=lanes)
+    body = replace(p.end(outer), args=(index,))
+    p.emit(For(p.number(0), n, p.number(1), (), body))
+    found = only(p)
+    assert found.proven({"n": 1}, (1, 1, 1), 64)
+    assert not found.proven({"n": 0}, (1, 1, 1), 64)
+
+
+def test_k7_a_loop_over_computed_bounds_proves_nothing() -> None:
+    p = TileProgram()
+    n = p.scalar("n")
+    y = p.tensor("y", (n,), "write", dtype=i32)
+    lanes = p.lanes(64)
+    index = Value(ScalarType(i32), "i")
+    end = p.op(BinaryKind.ADD, n, p.program_id())
+    outer = p.begin()
+    p.store(y, p.op(BinaryKind.ADD, index, lanes), value=lanes)
+    body = replace(p.end(outer), args=(index,))
+    p.emit(For(p.number(0), end, p.number(64), (), body))
+    reason = only(p).explain({"n": 100}, (1, 1, 1), 100)
+    assert "whose bounds the host does not know" in reason
+
+
+@given(st.integers(-3, 70), st.integers(-3, 200), st.integers(1, 130), st.integers(1, 2), st.data())
+def test_k7_what_a_loop_proves_is_stored(
+    start: int, end: int, step: int, by: int, data: st.DataObject
+) -> None:
+    """Against the reference: every element of a proven output has been stored."""
+    extent = data.draw(st.integers(1, 200))
+    func = looped((start, end, step), by, extent).func()
+    (found,) = coverage(func)
+    proven = found.proven({"n": 7}, (2, 1, 1), 2 * extent)
+    event(f"proven: {proven}")
+    ones = replace_stored_by_one(func)
+    made = evaluate(ones, {}, {"n": 7}, {"y": ((2, extent), i32)}, (2, 1, 1))["y"]
+    if proven:
+        assert mx.all(made == 1).item()
+
+
+def replace_stored_by_one(func: Func) -> Func:
+    """The same stores, of ones."""
+    (loop,) = (item for item in func.body.ops if isinstance(item, For))
+    one = tile.Constant(1, i32)
+    one = replace(one, results=(Value(ScalarType(i32)),))
+    ops = [
+        one,
+        *(replace(i, value=one.result) if isinstance(i, tile.Store) else i for i in loop.body.ops),
+    ]  # type: ignore[call-arg]
+    changed = replace(loop, body=Block(tuple(ops), loop.body.args))
+    top = tuple(changed if item is loop else item for item in func.body.ops)
+    return func.with_body(Block(top))

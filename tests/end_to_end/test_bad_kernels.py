@@ -453,15 +453,17 @@ target.store(i, metile.convert_layout(n, SWAP))
 > hint: a uniform scalar has no owner to convert; load a tile through metile.tensor
 """,
     ),
-    "a loop with runtime bounds (K5)": (
-        metile.UnsupportedError,
+    "a loop with runtime bounds (O5)": (
+        metile.OwnershipError,
         """\
+j = metile.arange(0, 64, layout=SWAP)
 for t in metile.tile_range(0, n, 64):
-    target.store(i + t, 1.0)
-> k.py:11:14: error: [tile_range] loops with runtime bounds are not supported yet
+    target.store(j + t, 1.0)
+> k.py:12:14: error: [tile_range] a runtime loop is not available beside explicit thread layouts \
+(one is stated in line 11)
 >       for t in metile.tile_range(0, n, 64):
 >                ^^^^^^^^^^^^^^^^^^^^^^^^^^^
-> hint: unroll the loop: for i in range(N) with a constexpr N
+> hint: unroll it: for i in range(N) with a constexpr N; or leave the layouts out
 """,
     ),
     "a matrix product (O5)": (

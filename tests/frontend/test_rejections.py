@@ -406,7 +406,7 @@ the max of line 6
 > k.py:6:5: error: while is not allowed in a kernel
 >       while n > 0:
 >       ^^^^^^^^^^^^
-> hint: use for i in range(N) with a constexpr N
+> hint: use for i in metile.tile_range(start, end, step)
 """,
     "lambda": """\
     f = lambda a: a
@@ -506,7 +506,7 @@ the max of line 6
 > k.py:6:14: error: a loop runs over range() of constants or a tuple, got `i`, a tile of 64 i32
 >       for j in i:
 >                ^
-> hint: for i in range(N) with a constexpr N is unrolled
+> hint: for i in range(N) with a constexpr N is unrolled; metile.tile_range(0, n) loops
 """,
 }
 
@@ -527,10 +527,6 @@ def test_error_text(case: str, tmp_path: Path) -> None:
 
 
 UNSUPPORTED = {
-    "tile_range (K5)": (
-        "for j in metile.tile_range(0, n):\n        pass",
-        "k.py:6:14: error: [tile_range] loops with runtime bounds are not supported yet",
-    ),
     "argmax": (
         "y = metile.argmax(i)",
         "k.py:6:9: error: [argmax] this reduction is not supported yet",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import metile_mlx as metile
-from metile_kernels.rmsnorm import rmsnorm_register, rmsnorm_register_gradients
+from metile_kernels.rmsnorm import rmsnorm, rmsnorm_register, rmsnorm_register_gradients
 from metile_mlx import emulator
 from metile_mlx.emulator import build
 from tests.support.profile import count
@@ -268,3 +268,76 @@ def test_f28_gradients_against_float64(width: int, dtype: mx.Dtype, together: in
     assert np.abs(exact(made[0]) - right).max() <= step * np.abs(right).max()
     total = (cotangent * normal).sum(axis=0)
     assert np.abs(exact(made[1]).sum(axis=0) - total).max() <= 1e-6 * np.abs(total).max()
+
+
+# Runtime width
+
+RUNTIME_WIDTHS = (1, 3, 31, 33, 127, 1009, 1024, 1025, 4096, 32_768, 151_936)
+
+
+def runtime(x: mx.array, w: mx.array, **options: Any) -> mx.array:
+    out = metile.empty(x.shape, x.dtype)
+    return rmsnorm[x.shape[0]](x, w, out, x.shape[-1], EPS, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block", [32, 256, 1024])
+def test_b1_any_width_with_one_text(block: int, dtype: mx.Dtype) -> None:
+    """SPEC B1, F67: every width on the CPU, against float64; outliers among the numbers."""
+    texts = set()
+    for width in RUNTIME_WIDTHS:
+        x, w = data(width, dtype, seed=width)
+        check(runtime(x, w, BLOCK=block, backend="cpu"), x, w, (block, width))
+        special = list(rmsnorm._specialisations.values())[-1]
+        texts.add(id(special))
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_b1_any_width_on_the_reference_and_in_the_emulator(dtype: mx.Dtype) -> None:
+    for width in (1, 33, 300, 1009):
+        x, w = data(width, dtype, seed=width)
+        check(runtime(x, w, BLOCK=256, backend="reference"), x, w, width)
+        with emulator.checked(schedules=2):
+            check(runtime(x, w, BLOCK=256, backend="emulator"), x, w, width)
+
+
+def test_f66_mlx_order_of_rounding_with_a_runtime_width() -> None:
+    """Bit for bit what the kernel of constant width gives, on one order of additions."""
+    for dtype in DTYPES:
+        x, w = data(1024, dtype)
+        lanes = metile.ThreadLayout.identity(1024)
+        for rounds in (False, True):
+            fixed = norm(x, w, lanes, ROUND_NORMALISED=rounds, backend="cpu")
+            made = runtime(x, w, ROUND_NORMALISED=rounds, backend="cpu")
+            if dtype == mx.float32:
+                # One divides by the width, the other multiplies by its inverse.
+                assert mx.allclose(made, fixed, rtol=3e-7, atol=0)
+            else:
+                assert (
+                    np.array(mx.abs(made.astype(mx.float32) - fixed.astype(mx.float32)))
+                    <= np.abs(np.array(fixed.astype(mx.float32))) * 2**-7
+                ).all()
+
+
+def test_f67_squares_are_added_in_f32_at_any_width() -> None:
+    x = mx.full((2, 4096), 300, mx.float16)
+    w = mx.random.normal((4096,)).astype(mx.float16)
+    assert same_bits(runtime(x, w, backend="cpu"), mx.broadcast_to(w, (2, 4096)))
+    ones = mx.ones((2, 4096), mx.bfloat16)
+    assert same_bits(runtime(ones, ones[0], backend="cpu"), ones)
+
+
+def test_k7_no_filling_of_a_runtime_width() -> None:
+    """The loop over the row provably stores all of it."""
+    x, w = data(1009, mx.float32)
+    dispatch = rmsnorm[ROWS].prepare(x, w, metile.empty(x.shape, x.dtype), 1009, EPS)
+    (fact,) = dispatch.execution_report.coverage
+    assert fact.proven
+
+
+def test_an_unweighted_runtime_width_and_no_rows() -> None:
+    x, _ = data(77, mx.float32)
+    made = runtime(x, x, WEIGHTED=False, BLOCK=32, backend="cpu")
+    check(made, x, mx.ones(77), "unweighted")
+    assert runtime(x[:0], x[0], backend="cpu").shape == (0, 77)

@@ -437,22 +437,33 @@ def test_o5_one_number_of_registers_per_kernel() -> None:
     )
 
 
-def test_c2_a_reduction_under_a_condition() -> None:
-    """Every thread takes part in a sum, so it never stands in a branch."""
+def summed_under(read_condition: bool) -> Func:
     p = TileProgram()
     x = p.tensor("x", (64,), "read")
     value = p.load(x, p.lanes(64))
-    condition = p.compare(CompareKind.LT, p.program_id(), 3)
+    limit = p.add(tile.Cast(p.load(x, 5), i32), "limit") if read_condition else p.number(3)
+    condition = p.compare(CompareKind.LT, p.program_id(), limit)
     outer = p.begin()
     then = p.end(outer, p.add(tile.Reduce(CombineKind.SUM, value)))
     outer = p.begin()
     otherwise = p.end(outer, p.number(0.0, f32))
     p.emit(tile.If(condition, then, otherwise))
-    with pytest.raises(UnsupportedError) as caught:
-        infer_ownership(p.func(), context())
-    assert caught.value.message == "[sum] a reduction under a runtime `if` is not supported yet"
-    line = p.func().body.ops[-1].loc.line
-    assert caught.value.hint == f"reduce before the `if` of line {line} and use the result in it"
+    return p.func()
+
+
+def test_c2_a_reduction_under_a_condition() -> None:
+    """Every thread takes part in a sum or none does: what decides is proven uniform."""
+    infer_ownership(summed_under(read_condition=False), context())
+    func = summed_under(read_condition=True)
+    with pytest.raises(CompileError) as caught:
+        infer_ownership(func, context())
+    line = func.body.ops[-1].loc.line
+    assert caught.value.message.startswith(
+        f"[sum] a reduction under the runtime `if` of line {line}, whose condition "
+    )
+    assert "is not proven to be the same in all threads: it comes from memory" in (
+        caught.value.message
+    )
 
 
 def test_a_layout_of_another_size_than_its_tile() -> None:

@@ -11,7 +11,7 @@ from metile_mlx.dtypes import bool_, f32, i32, u32, u64
 from metile_mlx.ir import metal
 from metile_mlx.ir.arith import BinaryKind, CompareKind, element
 from metile_mlx.ir.core import Func, Value, definitions
-from metile_mlx.ir.rewrite import eliminate_dead_code
+from metile_mlx.ir.dead_code import eliminate_dead_code
 from metile_mlx.ir.types import PointerType, ScalarType
 from metile_mlx.layout.affine import AffineMap
 from metile_mlx.passes.lane_builder import LaneBuilder
@@ -150,13 +150,6 @@ def test_a_narrow_sum_is_computed_in_u32_and_widened_once() -> None:
     assert isinstance(item, metal.Cast)
     assert item.src.type == ScalarType(u32, uniform=False)
     assert operations(b, value) == ["and", "shl", "shr", "add"]
-
-
-def test_a_spread_value_is_the_same_in_every_thread_and_typed_per_thread() -> None:
-    b = LaneBuilder(THREADS)
-    value = b.spread(N)
-    assert value.type == ScalarType(i32, uniform=False)
-    assert values(b, value, n=7).tolist() == [7] * THREADS
 
 
 def test_constants_of_a_branch_stay_in_it() -> None:

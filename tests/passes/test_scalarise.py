@@ -15,7 +15,7 @@ from metile_mlx.errors import VerificationError
 from metile_mlx.ir import metal, planned, tile
 from metile_mlx.ir.arith import BinaryKind, CompareKind, UnaryKind
 from metile_mlx.ir.core import Func, walk
-from metile_mlx.ir.rewrite import eliminate_dead_code
+from metile_mlx.ir.dead_code import eliminate_dead_code
 from metile_mlx.ir.types import PointerType
 from metile_mlx.layout.affine import AffineMap
 from metile_mlx.layout.thread_layout import ThreadLayout, transition

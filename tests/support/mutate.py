@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32, u16, u32
 from metile_mlx.ir import metal, planned, tile
-from metile_mlx.ir.core import Block, Func, Op, Value
+from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.types import SlotsType, TileType
 from metile_mlx.layout.affine import AffineMap
 from metile_mlx.layout.thread_layout import ThreadLayout
@@ -34,11 +35,19 @@ class Mutant:
 def edit(func: Func, changes: Mapping[Op, Sequence[Op]]) -> Func:
     """Each op that is a key gives way to its ops; results and uses are typed anew behind it."""
     mapping: dict[Value, Value] = {}
-    ops: list[Op] = []
-    for old in func.body.ops:
-        for new in changes.get(old, (old,)):
-            ops.append(_retyped(new.with_operands(mapping), mapping))
-    return func.with_body(Block(tuple(ops), func.body.args))
+
+    def visit(block: Block) -> Block:
+        ops: list[Op] = []
+        for old in block.ops:
+            for new in changes.get(old, (old,)):
+                made = new.with_operands(mapping)
+                if new is old:
+                    inner: dict[str, Any] = {n: visit(getattr(old, n)) for n in old.block_fields}
+                    made = replace(made, **inner) if inner else made
+                ops.append(_retyped(made, mapping))
+        return Block(tuple(ops), block.args)
+
+    return func.with_body(visit(func.body))
 
 
 def _retyped(item: Op, mapping: dict[Value, Value]) -> Op:
@@ -52,8 +61,8 @@ def _retyped(item: Op, mapping: dict[Value, Value]) -> Op:
 
 
 def ops_of(func: Func, *kinds: type[Op]) -> list[Op]:
-    """The top-level ops of these kinds."""
-    return [item for item in func.body.ops if isinstance(item, kinds)]
+    """The ops of these kinds, in blocks too."""
+    return [item for item in walk(func.body) if isinstance(item, kinds)]
 
 
 def drop_barrier(func: Func) -> Iterator[Mutant]:

@@ -107,6 +107,20 @@ def ranges(x, y, n, LAYOUT: metile.constexpr):
     target.store(at, metile.max(value, axis=1) - metile.min(value, axis=0))
 
 
+@metile.kernel
+def accumulated(x, y, n):
+    source = metile.tensor(x, shape=(n,), access="read")
+    target = metile.tensor(y, shape=(n,), access="write")
+    lanes = metile.arange(0, 64)
+    total, largest = 0.0, metile.zeros(64, metile.f32)
+    for start in metile.tile_range(0, n, 64):
+        value = source.load(start + lanes)
+        largest = metile.maximum(largest, value)
+        if start > 64:
+            total += metile.sum(value)
+    target.store(lanes, largest + total)
+
+
 @dataclass(frozen=True)
 class Sample:
     """A kernel with the types of its runtime parameters (`f32*` an array) and its constexprs."""
@@ -143,5 +157,6 @@ SAMPLES = {
         ("bf16*", "f32*", "i32"),
         {"LAYOUT": metile.ThreadLayout.identity(512)},
     ),
+    "loops": Sample(accumulated, ("f32*", "f32*", "i32")),
     "numbers": Sample(numbers, ("f32*", "f32*", "i32", "f32"), {"POWER": 3}),
 }

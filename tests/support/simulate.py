@@ -19,6 +19,7 @@ from metile_mlx import dtypes
 from metile_mlx.ir import metal
 from metile_mlx.ir.arith import BinaryKind, CombineKind, element
 from metile_mlx.ir.core import Block, Func, Op, Value
+from metile_mlx.ir.loops import ThreadFor
 from metile_mlx.ir.stated import AxisReduction
 from metile_mlx.ir.types import PointerType, ScalarType
 from metile_mlx.target import SIMD_WIDTH
@@ -397,6 +398,21 @@ def _if(group: Group, item: metal.If) -> tuple[Array, ...]:
     return tuple(np.where(lanes, a, b) for a, b in zip(then, otherwise, strict=True))
 
 
+def _for(group: Group, item: ThreadFor) -> tuple[Array, ...]:
+    start, end, step = (int(group.values[v][0]) for v in (item.start, item.end, item.step))
+    if step < 1 and start < end:
+        raise SimulationError(f"the step is {step}", item)
+    carried = tuple(group.values[value] for value in item.inits)
+    for index in range(start, end, max(step, 1)):
+        group.values[item.index] = np.array([index], np.int32)
+        for arg, array in zip(item.carried, carried, strict=True):
+            group.values[arg] = group._checked(arg, array, item)
+        if group.observe is not None:
+            group.observe(item, (group.values[item.index],))
+        carried = group.run(item.body)
+    return carried
+
+
 def _yield(group: Group, item: metal.Yield) -> tuple[Array, ...]:
     raise SimulationError("a yield outside a branch", item)
 
@@ -428,4 +444,5 @@ STEPS: dict[type[Op], Callable[[Group, Any], tuple[Array, ...]]] = {
     AxisReduction: _axis_reduction,
     metal.If: _if,
     metal.Yield: _yield,
+    ThreadFor: _for,
 }

@@ -185,7 +185,7 @@ def conditional_publication() -> tuple[Func, str]:
 def conditional_reduction() -> tuple[Func, str]:
     item = named(the(THREAD, metal.SimdReduce), "lone")
     func = edit(THREAD, {the(THREAD, metal.Barrier): (*under_condition(item),)})
-    return func, "stands under a condition, expected where every thread takes part"
+    return func, "has written, expected a barrier between them on every path"
 
 
 def smaller_scratch() -> tuple[Func, str]:

@@ -1,4 +1,4 @@
-"""Reductions, and loops with runtime bounds. What is missing is named, so that errors say so."""
+"""Reductions, and loops with runtime bounds. What is missing is named in its error."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import overload
 
 from metile_mlx.dtypes import DType, f32, i32, u32
 from metile_mlx.errors import UnsupportedError
+from metile_mlx.frontend import loops
 from metile_mlx.frontend.build import Build
 from metile_mlx.frontend.language.types import DTypeLike, Scalar, Tile
+from metile_mlx.frontend.loops import TileRange
 from metile_mlx.frontend.naming import suffix
 from metile_mlx.frontend.rules import outside, rule
 from metile_mlx.frontend.values import describe
@@ -23,8 +25,19 @@ def tile_range(
 ) -> Iterator[Scalar]:
     """`for i in metile.tile_range(start, end, step)`: a loop with uniform runtime bounds (SPEC K5).
 
+    `i` is start, start + step, ... below `end`; `tile_range(end)` starts at 0. Nothing is unrolled.
+    A name that holds a number, scalar or tile before the loop and is assigned in it keeps its value
+    from one iteration to the next, and its type.
+
+    Args:
+        start, end, step: ints or uniform i32 scalars. A step below 1 is an error: here where it is
+            a constant, at the call (LaunchError) where it is a parameter; where it is computed such
+            a loop runs no iteration.
+
     Raises:
-        UnsupportedError: runtime loops are not supported yet.
+        CompileError: another bound; `break` or `return` in the loop; a carried value that changes
+            its type; a tensor that is loaded and stored in one loop (K7).
+        OwnershipError: beside explicit thread layouts (O5).
     """
     raise outside("tile_range")
 
@@ -95,12 +108,8 @@ def argmax(x: Tile, axis: int | None = None) -> Scalar:
 
 
 @rule(tile_range)
-def _tile_range(build: Build, start: object, end: object, step: object) -> object:
-    raise UnsupportedError(
-        "[tile_range] loops with runtime bounds are not supported yet",
-        build.call.loc,
-        "unroll the loop: for i in range(N) with a constexpr N",
-    )
+def _tile_range(build: Build, start: object, end: object, step: object) -> TileRange:
+    return loops.tile_range(build, start, end, step)
 
 
 def _reduction(build: Build) -> UnsupportedError:

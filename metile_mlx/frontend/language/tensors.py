@@ -240,6 +240,7 @@ def _load(build: Build, self: Value, indices: object, mask: object, fill: object
             "same launch",
             hint="load before the first store and keep the value, or use a second kernel",
         )
+    build.tensors.loaded.setdefault(param, build.call.loc)
     # The fill the user left out is no constant of the program (SPEC K2).
     filling = _fill(build, fill, type_.dtype) if "fill" in build.call.arguments else None
     item = tile.Load(self, _indices(build, self, indices), _mask(build, mask), filling)

@@ -1,0 +1,119 @@
+"""Between two barriers no thread writes what another one accesses, on any path (SPEC C2, F43, F58).
+
+Threads run in any order between barriers. The walk keeps the accesses to threadgroup memory that no
+barrier has closed yet. A branch leaves those of both sides; the body of a loop is walked twice, so
+that its first accesses meet those which its last iteration left open.
+
+Two accesses conflict when one writes and two different threads name one element. Elements that do
+not follow from the thread index alone may be any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from metile_mlx.ir import metal, planned, tile
+from metile_mlx.ir.core import Block, Func, Op, Value
+from metile_mlx.ir.loops import Loop
+from metile_mlx.layout.affine import Indices
+from metile_mlx.verify.findings import Finding
+from metile_mlx.verify.thread_values import ThreadValues
+
+
+@dataclass(frozen=True, eq=False)
+class _Access:
+    """One access; `places`: each thread's element, -1 for none, None where that isn't known."""
+
+    op: Op
+    buffer: Value
+    writes: bool
+    places: Indices | None
+
+
+def check_order(func: Func) -> list[Finding]:
+    """All races on threadgroup memory of a Stage.PLANNED or THREAD program with branches or loops.
+
+    Straight-line programs are the business of verify/scratch.py and verify/reductions.py.
+    """
+    if not any(item.block_fields for item in func.body.ops):
+        return []
+    walker = _Walk(func)
+    walker.block(func.body, frozenset())
+    return list(walker.findings.values())
+
+
+class _Walk:
+    def __init__(self, func: Func) -> None:
+        self.values = ThreadValues(func)
+        self.findings: dict[tuple[Op, Op], Finding] = {}
+        self._accesses: dict[tuple[Op, bool], _Access] = {}
+        self._loops = 0
+
+    def block(self, block: Block, open_: frozenset[_Access]) -> frozenset[_Access]:
+        """The accesses left open behind the block, of those before it and its own."""
+        for item in block.ops:
+            match item:
+                case Loop():
+                    # After the second walk no third one would find more open.
+                    for _ in range(2):
+                        open_ |= self.block(item.body, open_)
+                case tile.If() | metal.If():
+                    sides = [self.block(inner, open_) for inner in item.blocks()]
+                    open_ = frozenset().union(*sides)
+                case planned.Barrier() | metal.Barrier():
+                    open_ = frozenset()
+                case planned.Reduce() if item.scratch is not None:
+                    self.meet(item, item.scratch, True, open_)
+                    open_ = frozenset({self.access(item, item.scratch, False)})
+                    if item.release:
+                        open_ = frozenset()
+                case planned.ScratchStore() | metal.ThreadgroupStore():
+                    open_ |= {self.meet(item, item.buffer, True, open_)}
+                case planned.ScratchLoad() | metal.ThreadgroupLoad():
+                    open_ |= {self.meet(item, item.buffer, False, open_)}
+                case _:
+                    pass
+        return open_
+
+    def access(self, item: Op, buffer: Value, writes: bool) -> _Access:
+        key = (item, writes)
+        if key not in self._accesses:
+            self._accesses[key] = _Access(item, buffer, writes, self.places(item))
+        return self._accesses[key]
+
+    def places(self, item: Op) -> Indices | None:
+        if not isinstance(item, metal.ThreadgroupStore | metal.ThreadgroupLoad):
+            return None
+        found = self.values.evaluate(item.index)
+        if found is None or item.mask is None:
+            return found
+        mask = self.values.evaluate(item.mask)
+        return found if mask is None else np.where(mask != 0, found, -1)
+
+    def meet(self, item: Op, buffer: Value, writes: bool, open_: frozenset[_Access]) -> _Access:
+        """Note an access beside those that are open."""
+        made = self.access(item, buffer, writes)
+        for other in open_:
+            if other.buffer is buffer and (writes or other.writes) and _may_meet(made, other):
+                what = "written" if other.writes else "read"
+                self.findings.setdefault(
+                    (item, other.op),
+                    Finding(
+                        item,
+                        f"{'writes' if writes else 'reads'} {buffer!r} that line "
+                        f"{other.op.loc.line} has {what}, expected a barrier between them on "
+                        "every path",
+                    ),
+                )
+        return made
+
+
+def _may_meet(a: _Access, b: _Access) -> bool:
+    """Whether two different threads may name one element."""
+    if a.places is None or b.places is None:
+        return True
+    threads = np.arange(len(a.places))
+    same = (a.places[:, None] == b.places[None]) & (a.places[:, None] >= 0)
+    return bool((same & (threads[:, None] != threads[None])).any())
