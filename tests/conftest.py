@@ -8,20 +8,12 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
-from metile_mlx.runtime import cuda_compile
-from tests.support import emulated, profile, simulated_metal, timing
+from tests.support import emulated, left_out, profile, simulated_metal, timing
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).resolve().parent / "golden"
-DEVICES = {
-    "metal": mx.metal.is_available,
-    "cuda": mx.cuda.is_available,
-    "nvcc": lambda: cuda_compile.available() is None,
-}
-
 profile.load()
 for _name in [n for n in os.environ if n.startswith("METILE_")]:
     if _name not in (profile.VARIABLE, "METILE_CACHE_DIR"):
@@ -36,15 +28,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests of a device or compiler that is not here; pytest's last line counts them."""
-    absent = {mark for mark, is_available in DEVICES.items() if not is_available()}
-    kept = [item for item in items if not absent & {mark.name for mark in item.iter_markers()}]
-    if len(kept) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-        items[:] = kept
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
+    """After -m and -k: what can't run on this machine is left out, and counted at the end."""
+    LEFT_OUT.update(left_out.arrange(session, items))
 
 
+LEFT_OUT: dict[str, int] = {}
 COLLECTOR = emulated.Collector()
 TALLY = emulated.Tally()
 
@@ -77,15 +67,21 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["emulated"] = astuple(TALLY)
+        output["left_out"] = LEFT_OUT
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Of each process of pytest-xdist."""
-    TALLY.add(emulated.Tally(*getattr(node, "workeroutput", {}).get("emulated", ())))
+    output = getattr(node, "workeroutput", {})
+    TALLY.add(emulated.Tally(*output.get("emulated", ())))
+    # Each collects all tests.
+    LEFT_OUT.update(output.get("left_out", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in left_out.lines(LEFT_OUT):
+        terminalreporter.line(line)
     reason = emulated.unavailable()
     terminalreporter.line(f"no kernel was emulated: {reason}" if reason else str(TALLY))
     if profile.name() != "full":

@@ -14,7 +14,7 @@ import pytest
 
 from metile_mlx import emulator
 from tests import cuda_corpus, cuda_sanitizer, device_cuda
-from tests.support import cuda_cases, cuda_words, emulated
+from tests.support import cuda_cases, cuda_words
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -81,32 +81,32 @@ def test_without_a_gpu_the_command_says_why() -> None:
     assert "not run: MLX finds no CUDA device" in done.stdout or "0 entries" in done.stdout
 
 
+@pytest.mark.emulator
 def test_words_mean_in_the_emulator_what_they_should_mean_on_cuda() -> None:
     """The right results of hand-written texts, against another implementation of MSL."""
-    if emulated.unavailable() is None:
-        found = device_cuda.run(
-            [
-                device_cuda.Entry(
-                    "words", case.name, lambda c=case: device_cuda.launched(c, "emulator")
-                )
-                for case in cuda_words.words()
-            ]
-        )
-        assert [one.message for one in found if one.message] == []
+    found = device_cuda.run(
+        [
+            device_cuda.Entry(
+                "words", case.name, lambda c=case: device_cuda.launched(c, "emulator")
+            )
+            for case in cuda_words.words()
+        ]
+    )
+    assert [one.message for one in found if one.message] == []
 
 
+@pytest.mark.emulator
 @pytest.mark.faulty
 def test_planted_faults_are_faults() -> None:
     """SPEC C2: each kind of barrier, as the emulator's checker sees it."""
     planted = cuda_corpus.planted()
     assert len(planted) == 7
     assert any("sum" in case.name for case in planted)
-    if emulated.unavailable() is None:
-        for case in planted:
-            emulator.take()
-            with emulator.options(checked=True, schedules=3):
-                device_cuda.outputs_of(case, "emulator")
-            assert emulator.take().findings, case.name
+    for case in planted:
+        emulator.take()
+        with emulator.options(checked=True, schedules=3):
+            device_cuda.outputs_of(case, "emulator")
+        assert emulator.take().findings, case.name
 
 
 @pytest.mark.nvcc

@@ -17,7 +17,12 @@ from tests.support import docs, profile
 ROOT = Path(__file__).resolve().parent.parent
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = {path: path.read_text(encoding="utf-8") for path in FILES}
-WITH_CODE = [path for path, text in TEXTS.items() if docs.as_module(text).strip()]
+EMULATED = {"emulator.md"}
+WITH_CODE = [
+    pytest.param(path, marks=[pytest.mark.emulator] if path.name in EMULATED else [], id=path.name)
+    for path, text in TEXTS.items()
+    if docs.as_module(text).strip()
+]
 # Many small kernels: compiling each costs more than it tells in every run.
 ON_REFERENCE = {"language.md"}
 
@@ -32,7 +37,7 @@ def environment() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("environment")
-@pytest.mark.parametrize("path", WITH_CODE, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", WITH_CODE)
 def test_code_runs_and_excerpts_are_what_it_prints(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,7 @@ def test_one_working_compiler_is_used_with_its_version() -> None:
     assert "compiled a small kernel" in used[0].note
 
 
+@pytest.mark.emulator
 def test_the_clang_of_the_emulator_is_shown_with_its_version() -> None:
     found = doctor.examine(ONLY_REFERENCE)
     clang = found.emulator_compiler

@@ -86,6 +86,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wrong]:
         kernel._dispatches.clear()
 
 
+@pytest.mark.emulator
 def test_all_three_agree() -> None:
     x = payload("f32", (5, 8, 8))
     report = check(transpose8, 5, x, metile.empty(x.shape, x.dtype), 5, schedules=4)
@@ -150,6 +151,7 @@ def test_nan_and_infinity_agree_with_themselves() -> None:
     assert check(activation, 2, x, metile.empty(40, mx.float32), metile.empty(40, mx.int32), 40).ok
 
 
+@pytest.mark.emulator
 @pytest.mark.faulty
 def test_findings_of_the_checker_fail_the_check() -> None:
     with pytest.raises(CheckError) as caught:
@@ -164,6 +166,7 @@ def test_a_parameter_named_like_an_option_is_passed_by_position() -> None:
     assert check(bump, 1, mx.arange(8), 8, 2, 5).schedules == 3
 
 
+@pytest.mark.emulator
 def test_the_chosen_backend_runs_beside_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
     def runs(report: CheckReport) -> list[str]:
         return [c.run for c in report.comparisons]

@@ -10,6 +10,8 @@ from metile_mlx import emulator
 from metile_mlx.errors import CompileError
 from tests.emulator.support import check, launch
 
+pytestmark = pytest.mark.emulator
+
 X = np.array([3, -7, 12, 5, 9, -2, 30, 1] * 8, np.int32)
 RELAXED = "memory_order_relaxed"
 FETCHES = {

@@ -56,6 +56,7 @@ def transposed(**options: object) -> mx.array:
     return made
 
 
+@pytest.mark.emulator
 def test_runs_checked_and_moves_every_bit() -> None:
     before = emulator.completed_runs()
     with emulator.checked(schedules=4):
@@ -65,6 +66,7 @@ def test_runs_checked_and_moves_every_bit() -> None:
     assert same_bits(y, mx.contiguous(mx.transpose(X, (0, 2, 1))))
 
 
+@pytest.mark.emulator
 def test_the_environment_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METILE_BACKEND", "emulator")
     before = emulator.completed_runs()
@@ -72,12 +74,14 @@ def test_the_environment_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert emulator.completed_runs() == before + 1
 
 
+@pytest.mark.emulator
 def test_it_is_never_chosen_by_itself() -> None:
     before = emulator.completed_runs()
     mx.eval(transposed(), transposed(backend="reference"))
     assert emulator.completed_runs() == before
 
 
+@pytest.mark.emulator
 def test_the_text_is_the_one_metal_gets() -> None:
     out = metile.empty(X.shape, X.dtype)
     own = transpose8[5].prepare(X, out, 5, backend="emulator")
@@ -87,6 +91,7 @@ def test_the_text_is_the_one_metal_gets() -> None:
     assert "backend emulator" in own.explain()
 
 
+@pytest.mark.emulator
 def test_what_nobody_stores_is_the_input_s() -> None:
     """SPEC K7: a read_write output is merged through its written mask."""
     x = mx.arange(8)
@@ -96,6 +101,7 @@ def test_what_nobody_stores_is_the_input_s() -> None:
     assert y.tolist() == [0, 1, 102, 103, 104, 5, 6, 7]
 
 
+@pytest.mark.emulator
 def test_gradients_compile_and_vmap() -> None:
     """SPEC X7: as on Metal, so `metile.vmap` launches once per entry."""
     x = mx.arange(40).astype(mx.float32)
@@ -113,6 +119,7 @@ def test_gradients_compile_and_vmap() -> None:
     assert emulator.completed_runs() == before + 3
 
 
+@pytest.mark.emulator
 @pytest.mark.faulty
 def test_a_race_between_programs_is_found_when_checked_only() -> None:
     y = collide[3](metile.empty(32, mx.int32), 32, backend="emulator")

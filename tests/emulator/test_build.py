@@ -72,6 +72,7 @@ def compiler_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
+@pytest.mark.emulator
 def test_a_cold_build_is_quick_and_is_kept() -> None:
     """The issue allows 3 s."""
     for checked in (False, True):
@@ -84,11 +85,13 @@ def test_a_cold_build_is_quick_and_is_kept() -> None:
         assert build.build("custom_kernel_k", text, checked=checked) is built
 
 
+@pytest.mark.emulator
 def test_many_kernels_are_built_abreast() -> None:
     texts = [TEXT.replace("NUMBER", str(number)) for number in range(4)]
     built = build.build_many([("custom_kernel_k", text, False) for text in texts])
     assert len({each.symbol for each in built}) == 4
 
 
+@pytest.mark.emulator
 def test_fibers_switch_in_nanoseconds() -> None:
     assert 0 < measure.fiber_switches(64, 200) < 1e-5

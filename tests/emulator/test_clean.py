@@ -8,6 +8,8 @@ import pytest
 
 from tests.emulator.support import check
 
+pytestmark = pytest.mark.emulator
+
 IDS = (
     "uint i = thread_position_in_grid.x, t = thread_index_in_threadgroup;\n"
     "uint lane = thread_index_in_simdgroup, group = simdgroup_index_in_threadgroup;\n"

@@ -12,6 +12,8 @@ from metile_mlx import emulator
 from metile_mlx.emulator import front
 from metile_mlx.emulator import kernel as emulated
 
+pytestmark = pytest.mark.emulator
+
 EXP = emulator.metal_kernel(
     name="documented_exp",
     input_names=["x"],

@@ -82,6 +82,7 @@ def test_every_attribute_of_mlx_is_covered() -> None:
     assert set(expected((4, 4, 4), (2, 2, 2))) == set(ATTRIBUTES)
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_attribute_in_whole_partial_and_shrunk_threadgroups(name: str) -> None:
     """A partial group in each dimension; a grid smaller than the threadgroup shrinks it."""
@@ -95,6 +96,7 @@ def test_attribute_in_whole_partial_and_shrunk_threadgroups(name: str) -> None:
         ), (grid, threadgroup)
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize("schedules", [1, 4])
 def test_a_barrier_holds_all_threads_of_a_partial_threadgroup(schedules: int) -> None:
     body = (
@@ -119,6 +121,7 @@ WINNERS = {
 }
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize("who", WINNERS)
 def test_schedules_change_the_order_of_each_kind_of_group(who: str) -> None:
     """The last to write wins: the first result stays, and other orders give others."""
@@ -129,6 +132,7 @@ def test_schedules_change_the_order_of_each_kind_of_group(who: str) -> None:
     assert y.item() == {"lanes": 31, "simdgroups": 32, "threadgroups": 192}[who]
 
 
+@pytest.mark.emulator
 def test_a_thousand_threadgroups_on_all_processors() -> None:
     body = (
         "threadgroup int s[64];\nuint i = thread_position_in_grid.x;\n"
@@ -140,6 +144,7 @@ def test_a_thousand_threadgroups_on_all_processors() -> None:
     assert np.array_equal(np.array(y), x.reshape(-1, 64)[:, ::-1].reshape(-1))
 
 
+@pytest.mark.emulator
 def test_an_empty_grid_runs_nothing() -> None:
     """F12."""
     y = launch(
@@ -153,12 +158,14 @@ def test_an_empty_grid_runs_nothing() -> None:
     assert np.array_equal(np.array(y), np.full(8, 3))
 
 
+@pytest.mark.emulator
 def test_arrays_without_elements() -> None:
     """F12."""
     y = launch("if (x_shape[0] > 0) y[0] = x[0];", {"x": mx.zeros((0,))}, (0,))
     assert np.array(y).size == 0
 
 
+@pytest.mark.emulator
 def test_lanes_in_different_loops_meet_where_they_can() -> None:
     """Trip counts differ by lane: each round has the lanes that are left."""
     body = (
@@ -171,6 +178,7 @@ def test_lanes_in_different_loops_meet_where_they_can() -> None:
     assert np.array_equal(np.array(y), rounds + 32000)
 
 
+@pytest.mark.emulator
 def test_branches_of_a_simdgroup_meet_again() -> None:
     body = (
         "uint lane = thread_index_in_simdgroup;\nint v = 0;\n"
@@ -182,6 +190,7 @@ def test_branches_of_a_simdgroup_meet_again() -> None:
     assert np.array_equal(np.array(y), 32000 + np.where(np.arange(32) % 2, 256, 16))
 
 
+@pytest.mark.emulator
 def test_a_crash_of_an_unchecked_kernel_does_not_end_the_process() -> None:
     emulator.take()
     mx.eval(launch("int zero = int(x[0]);\ny[0] = 5 / zero;", {"x": mx.zeros((8,))}, (1,)))
@@ -191,6 +200,7 @@ def test_a_crash_of_an_unchecked_kernel_does_not_end_the_process() -> None:
     assert y.item() == 1
 
 
+@pytest.mark.emulator
 def test_many_threadgroup_variables_stay_apart() -> None:
     names = [f"s{number}" for number in range(60)]
     body = "uint t = thread_index_in_threadgroup;\n" + "\n".join(
@@ -219,6 +229,7 @@ faulthandler._sigsegv()
 """
 
 
+@pytest.mark.emulator
 def test_crashes_that_are_not_a_kernels_stay_the_process_own() -> None:
     """Handlers of others are kept, before and after the first launch."""
     root = Path(__file__).resolve().parents[2]

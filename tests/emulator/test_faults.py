@@ -11,6 +11,8 @@ import pytest
 from metile_mlx.emulator import Access, Fault, Finding, Report, Thread
 from tests.emulator.support import check
 
+pytestmark = pytest.mark.emulator
+
 X64 = mx.arange(64).astype(mx.float32)
 IDS = (
     "uint i = thread_position_in_grid.x, t = thread_index_in_threadgroup;\n"

@@ -219,6 +219,7 @@ REJECTED = {
 }
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize("case", REJECTED)
 def test_what_apple_rejects_is_rejected_at_its_line(case: str) -> None:
     rule, header, body = REJECTED[case]
@@ -389,6 +390,7 @@ ACCEPTED = {
 }
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_near_misses_are_accepted_without_a_warning(case: str) -> None:
     header, body = ACCEPTED[case]
@@ -466,6 +468,7 @@ def test_text_mlx_generates_passes() -> None:
         assert not result.findings, str(result)
 
 
+@pytest.mark.emulator
 def test_kernel_template_is_checked_with_its_arguments() -> None:
     """`T` is known in the instance only: a pointer to it changes its space there."""
     text = recorded("    threadgroup T* p = y;\n    y[0] = x[0];", T=mx.bfloat16)
@@ -475,6 +478,7 @@ def test_kernel_template_is_checked_with_its_arguments() -> None:
     assert text.splitlines()[found.line - 1].strip() == found.source
 
 
+@pytest.mark.emulator
 def test_errors_after_what_the_check_does_not_know_are_found() -> None:
     text = recorded("    auto a = unknown_function(x[0]);\n    threadgroup T* p = y;", T=mx.float32)
     assert [each.rule for each in front.examine(text).errors] == ["address-space-mismatch"]
@@ -501,6 +505,7 @@ def test_our_texts_pass(dtype: str, basis: tuple[int, ...]) -> None:
     assert not result.findings, f"{result}\n{prepared.msl}"
 
 
+@pytest.mark.emulator
 def test_require_raises_with_every_finding_and_the_line() -> None:
     text = program("double a = 1;\nthreadgroup float* p = y;")
     with pytest.raises(CompileError) as caught:

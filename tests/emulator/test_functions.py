@@ -8,6 +8,8 @@ import pytest
 
 from tests.emulator.support import launch
 
+pytestmark = pytest.mark.emulator
+
 X = np.array([-2.5, -1.0, -0.75, -0.5, -0.0, 0.0, 0.25, 0.5, 1.0, 1.5, 2.5, 7.0], np.float32)
 UNIT = "clamp(v, -0.9f, 0.9f)"
 POSITIVE = "(fabs(v) + 0.5f)"

@@ -11,6 +11,8 @@ import pytest
 from metile_mlx import emulator
 from metile_mlx.emulator import Access, Fault, Finding
 
+pytestmark = pytest.mark.emulator
+
 THREADS = 96  # three simdgroups
 STEPS = 6
 READ, WRITE, ATOMIC = 1, 2, 3

@@ -54,6 +54,7 @@ def test_signature_is_that_of_mlx() -> None:
     assert doc.count(": ") == len(ours.parameters)
 
 
+@pytest.mark.emulator
 def test_outputs_are_lazy() -> None:
     before = emulator.completed_runs()
     y = call(kernel(), mx.arange(64).astype(mx.float32))
@@ -62,12 +63,14 @@ def test_outputs_are_lazy() -> None:
     assert emulator.completed_runs() == before + 1
 
 
+@pytest.mark.emulator
 def test_it_runs_in_a_graph_with_other_operations() -> None:
     x = mx.random.normal((64,))
     y = call(kernel(), mx.exp(x) + 1) - 1
     assert mx.allclose(y, 2 * (mx.exp(x) + 1) - 1)
 
 
+@pytest.mark.emulator
 def test_it_runs_inside_compile_and_is_traced_once() -> None:
     calls = 0
     made = kernel()
@@ -84,6 +87,7 @@ def test_it_runs_inside_compile_and_is_traced_once() -> None:
     assert calls == 1
 
 
+@pytest.mark.emulator
 def test_templates_specialise_the_text() -> None:
     source = "uint i = thread_position_in_grid.x;\nT v = x[i];\ny[i] = B ? v * T(N) : v;"
     made = kernel(source)
@@ -93,6 +97,7 @@ def test_templates_specialise_the_text() -> None:
         assert mx.array_equal(y, x * (factor if flag else 1))
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize(
     "dtype", ["float32", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8",
               "uint16", "uint32", "uint64"],
@@ -102,6 +107,7 @@ def test_every_dtype_passes_through(dtype: str) -> None:
     assert mx.array_equal(call(kernel(), x), x * 2)
 
 
+@pytest.mark.emulator
 def test_bool_and_complex_arrays() -> None:
     flags = mx.array([True, False] * 8)
     assert mx.array_equal(
@@ -113,6 +119,7 @@ def test_bool_and_complex_arrays() -> None:
     )
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize("size", [1, 7, 8, 9])
 def test_small_inputs_and_scalars(size: int) -> None:
     """F08, F09: `constant` arrays, 0-dimensional references, Python numbers."""
@@ -129,6 +136,7 @@ def test_small_inputs_and_scalars(size: int) -> None:
         assert mx.array_equal(y, x + 2.5)
 
 
+@pytest.mark.emulator
 def test_init_value_fills_outputs_of_each_type() -> None:
     """F27: through one float, as MLX does it."""
     made = kernel("if (x[0] < 0) y[0] = 0;")
@@ -137,6 +145,7 @@ def test_init_value_fills_outputs_of_each_type() -> None:
         assert y.tolist() == mx.full((8,), value, dtype).tolist()
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize("dtype", ["float32", "int32", "uint32"])
 def test_atomic_outputs(dtype: str) -> None:
     made = emulator.metal_kernel(
@@ -160,6 +169,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("is_contiguous", [True, False])
 def test_inputs_of_any_layout(layout: str, is_contiguous: bool) -> None:
@@ -175,6 +185,7 @@ def test_inputs_of_any_layout(layout: str, is_contiguous: bool) -> None:
     assert mx.array_equal(y, x.sum(axis=1))
 
 
+@pytest.mark.emulator
 def test_strides_show_whether_mlx_copied() -> None:
     source = "y[0] = x_strides[0]; y[1] = x_strides[1]; if (false) y[2] = x[0];"
     x = mx.arange(84).reshape(7, 12).T
@@ -184,6 +195,7 @@ def test_strides_show_whether_mlx_copied() -> None:
         assert y.tolist() == strides
 
 
+@pytest.mark.emulator
 def test_several_outputs_and_a_header() -> None:
     made = emulator.metal_kernel(
         name="two", input_names=["x"], output_names=["y", "z"],
@@ -199,6 +211,7 @@ def test_several_outputs_and_a_header() -> None:
     assert mx.array_equal(z.reshape(-1), mx.arange(32))
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize("mode", ["safe", "relaxed", "fast"])
 def test_math_modes(mode: str) -> None:
     made = kernel("uint i = thread_position_in_grid.x;\ny[i] = exp(x[i]);",
@@ -207,6 +220,7 @@ def test_math_modes(mode: str) -> None:
     assert mx.allclose(call(made, x), mx.exp(x), rtol=1e-6)
 
 
+@pytest.mark.emulator
 def test_the_math_mode_is_what_the_kernel_is_compiled_with() -> None:
     """`safe` rounds each operation, `relaxed` may fuse them, `fast` may also reorder them."""
     body = "uint i = thread_position_in_grid.x;\nfloat a = x[0], b = x[1];\n"
@@ -225,6 +239,7 @@ def test_the_math_mode_is_what_the_kernel_is_compiled_with() -> None:
     assert [done[mode, "reorder"] for mode in ("safe", "relaxed", "fast")] == [0, 0, 1]
 
 
+@pytest.mark.emulator
 def test_verbose_prints_the_text(capfd: pytest.CaptureFixture[str]) -> None:
     made = kernel()
     for _ in range(2):
@@ -234,6 +249,7 @@ def test_verbose_prints_the_text(capfd: pytest.CaptureFixture[str]) -> None:
     assert "y[i]" not in capfd.readouterr().out
 
 
+@pytest.mark.emulator
 def test_gpu_streams_become_the_cpu_stream() -> None:
     """Third-party code asks for the GPU by name."""
     x = mx.ones((8,))
@@ -255,6 +271,7 @@ def test_what_can_not_be_launched_is_refused() -> None:
         call(made, x, inputs=[x, x])
 
 
+@pytest.mark.emulator
 def test_text_that_does_not_compile_is_shown_with_its_lines() -> None:
     with pytest.raises(
         CompileError, match=r"kernel\.metal:5:\d+: error: use of undeclared"
@@ -263,6 +280,7 @@ def test_text_that_does_not_compile_is_shown_with_its_lines() -> None:
     assert "5 | y[i] = lost;" in str(caught.value)
 
 
+@pytest.mark.emulator
 def test_text_that_only_the_strict_front_refuses_does_not_run() -> None:
     source = "threadgroup float s[8];\nuint i = thread_position_in_grid.x;\ns[i] = x[i];\n"
     source += "const device float* p = s;\ny[i] = p[i];"
@@ -271,12 +289,14 @@ def test_text_that_only_the_strict_front_refuses_does_not_run() -> None:
     assert "const device float* p = s;" in str(caught.value)
 
 
+@pytest.mark.emulator
 def test_gradients_are_not_implemented_as_in_mlx() -> None:
     """F28: an error, never a zero."""
     with pytest.raises(ValueError, match="CustomKernel"):
         mx.grad(lambda x: call(kernel(), x).sum())(mx.ones((8,)))
 
 
+@pytest.mark.emulator
 def test_threads_build_and_run_at_once() -> None:
     """F31."""
     failures: list[BaseException] = []
@@ -300,6 +320,7 @@ def test_threads_build_and_run_at_once() -> None:
     assert not failures
 
 
+@pytest.mark.emulator
 def test_two_bodies_of_one_name() -> None:
     """F01: both dispatched before one evaluation."""
     x = mx.arange(64).astype(mx.float32)
@@ -310,6 +331,7 @@ def test_two_bodies_of_one_name() -> None:
     assert mx.array_equal(b, x + 100)
 
 
+@pytest.mark.emulator
 def test_checked_raises_on_leaving_and_holds_the_report() -> None:
     racy = kernel(
         "threadgroup float s[32];\nuint i = thread_position_in_grid.x;\ns[i] = x[i];\n"
@@ -325,6 +347,7 @@ def test_checked_raises_on_leaving_and_holds_the_report() -> None:
         mx.eval(call(kernel(), mx.ones((32,))))
 
 
+@pytest.mark.emulator
 def test_an_error_inside_checked_is_not_hidden() -> None:
     with pytest.raises(KeyError), emulator.checked():
         raise KeyError("mine")

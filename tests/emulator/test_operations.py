@@ -18,6 +18,8 @@ from tests.support import simulate
 from tests.support.arithmetic import Array
 from tests.support.simulated_metal import to_mlx, to_numpy
 
+pytestmark = pytest.mark.emulator
+
 
 def run(name: str, arrays: dict[str, Array]) -> dict[str, Array]:
     """The outputs of a kernel of PROGRAMS threadgroups, checked."""

@@ -24,6 +24,7 @@ from tests.support.public import DTYPES, same_bits
 TURNED = metile.ThreadLayout((3, 4, 5, 0, 1, 2))
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_conversions_are_race_free_and_move_every_bit(dtype: str) -> None:
     """SPEC C1, C3: all pairs of owners of the end-to-end test, in several orders of threads."""
@@ -69,6 +70,7 @@ def faults_of(run: Callable[[], mx.array]) -> list[str]:
     return faults
 
 
+@pytest.mark.emulator
 @pytest.mark.faulty
 def test_a_race_is_reported_with_the_numbered_text() -> None:
     (fault,) = faults_of(lambda: collide[3](metile.empty(32, mx.int32), 32))
@@ -96,10 +98,12 @@ def changed_text(
     return lambda: turned[1](x, metile.empty(64, mx.float32), OWNER=TURNED, backend="cpu")
 
 
+@pytest.mark.emulator
 def test_the_text_as_it_is_has_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     assert faults_of(changed_text(monkeypatch, "barrier", "barrier")) == []
 
 
+@pytest.mark.emulator
 @pytest.mark.faulty
 @pytest.mark.parametrize("barrier", [0, 1, 2])
 def test_each_barrier_that_the_text_lacks_is_missed(
@@ -122,6 +126,7 @@ def test_each_barrier_that_the_text_lacks_is_missed(
     assert "data race on threadgroup memory scratch_f32" in fault
 
 
+@pytest.mark.emulator
 @pytest.mark.faulty
 def test_a_wrong_value_is_shown_with_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     (fault,) = faults_of(changed_text(monkeypatch, "+ 1.0f", "+ 2.0f"))
@@ -130,6 +135,7 @@ def test_a_wrong_value_is_shown_with_its_owner(monkeypatch: pytest.MonkeyPatch) 
     assert "+ 2.0f" in fault
 
 
+@pytest.mark.emulator
 @pytest.mark.faulty
 @pytest.mark.parametrize(
     ("new", "message"),
@@ -160,6 +166,7 @@ def test_launches_that_are_left_out_are_counted(grid: int, counted: emulated.Tal
     assert tally == counted
 
 
+@pytest.mark.emulator
 @pytest.mark.faulty
 def test_a_kernel_that_is_compiled_and_not_launched_is_run() -> None:
     collector, tally = emulated.Collector(), emulated.Tally()

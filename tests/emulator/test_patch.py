@@ -44,6 +44,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "guarded_kernels.twice"
 
 
+@pytest.mark.emulator
 def test_a_module_that_asks_for_metal_runs_in_the_block_and_not_after(package: str) -> None:
     real, device = mx.fast.metal_kernel, mx.default_device()
     with patch.patched(package) as (module,):
@@ -66,6 +67,7 @@ def test_loaded_modules_come_back_as_they_were(package: str) -> None:
     assert before.twice(mx.arange(5)) is None
 
 
+@pytest.mark.emulator
 def test_a_package_is_imported_anew_with_its_submodules(package: str) -> None:
     __import__(package)
     with patch.patched("guarded_kernels"):

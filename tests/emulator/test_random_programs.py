@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,8 @@ from metile_mlx.target import EMULATOR
 from tests.passes.test_random_programs import NUMBERS, PROGRAMS, Random, programs
 from tests.support import emulated
 from tests.support.profile import count
+
+pytestmark = pytest.mark.emulator
 
 RNG = np.random.default_rng(0)
 ARRAYS = {

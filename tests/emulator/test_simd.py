@@ -11,6 +11,8 @@ import pytest
 from metile_mlx.errors import CompileError
 from tests.emulator.support import check, launch
 
+pytestmark = pytest.mark.emulator
+
 LANES = np.arange(32)
 VALUES = ((LANES * 37 + 11) % 101 - 40).astype(np.int32)
 Expected = Callable[[np.ndarray], np.ndarray]

@@ -48,6 +48,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return seen
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize("case", CASES)
 def test_kernel_matches_its_reference(
     case: str, modules: Modules, launched: dict[str, Any]
@@ -67,6 +68,7 @@ def test_kernel_matches_its_reference(
         )
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize("case", CASES)
 def test_kernel_under_the_checker(case: str, modules: Modules, launched: dict[str, Any]) -> None:
     emulator.take()
@@ -103,6 +105,7 @@ def test_every_file_of_the_package_that_makes_kernels_was_imported(modules: Modu
     assert making <= owners
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize("case", CASES)
 def test_text_passes_the_strict_front(
     case: str, modules: Modules, launched: dict[str, Any]

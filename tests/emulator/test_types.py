@@ -9,6 +9,8 @@ import pytest
 from metile_mlx.errors import CompileError
 from tests.emulator.support import launch
 
+pytestmark = pytest.mark.emulator
+
 ONE = {"x": mx.arange(16).astype(mx.float32)}
 
 TRUE = [

@@ -60,6 +60,7 @@ def test_f52_rows_of_every_length_on_the_cpu(layout: metile.ThreadLayout, dtype:
     check(layout, dtype, "cpu", ROWS)
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_v2_inputs_of_both_address_spaces_emulated(dtype: mx.Dtype) -> None:
     """MLX hands over arrays of less than 8 elements as `constant`: groups exist for both."""

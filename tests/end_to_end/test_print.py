@@ -9,7 +9,7 @@ import metile_mlx as metile
 from metile_mlx import emulator
 
 TURNED = metile.ThreadLayout((4, 3, 2, 1, 0))
-PRINTING = ("cpu", "emulator")
+PRINTING = ("cpu", pytest.param("emulator", marks=pytest.mark.emulator))
 
 
 @metile.kernel
@@ -100,6 +100,7 @@ def test_only_the_branch_taken_prints(backend: str, capfd: pytest.CaptureFixture
     assert capfd.readouterr().err == "taken: program (0, 0, 0), thread 0, register 0: 7\n"
 
 
+@pytest.mark.emulator
 def test_several_orders_of_threads_print_once(capfd: pytest.CaptureFixture[str]) -> None:
     with emulator.checked(schedules=4):
         mx.eval(branched[1](metile.empty(32, mx.int32), 7, True, backend="emulator"))

@@ -108,6 +108,7 @@ def texts(launches: Sequence[Any], monkeypatch: pytest.MonkeyPatch) -> list[tupl
     return found
 
 
+@pytest.mark.emulator
 def test_every_layout_width_and_dtype_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """All registers, striped and adjacent: no race, no access outside, and right (R2, V1)."""
     every = list(itertools.product(LAYOUTS, WIDTHS, DTYPES))

@@ -16,6 +16,8 @@ import metile_mlx as metile
 from metile_mlx.runtime.export import primitives
 from tests.support.public import same_bits
 
+BACKENDS = ("cpu", "reference", pytest.param("emulator", marks=pytest.mark.emulator))
+
 DIMS = 32
 
 
@@ -66,7 +68,7 @@ def losses(norm: type[nn.Module], compiled: bool, steps: int = 6) -> list[float]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("backend", ["cpu", "reference", "emulator"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_training_follows_mlxs(
     backend: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

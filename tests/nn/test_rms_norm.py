@@ -17,7 +17,7 @@ from tests.support.rounding import exact, rounded, ulps
 
 EPS = 1e-5
 DTYPES = (mx.float16, mx.bfloat16, mx.float32)
-BACKENDS = ("cpu", "reference", "emulator")
+BACKENDS = ("cpu", "reference", pytest.param("emulator", marks=pytest.mark.emulator))
 Norm = Callable[..., mx.array]
 
 
@@ -222,6 +222,7 @@ def test_x7_vmap_and_gradients_under_it(batchable: str, axes: tuple[int | None, 
             close(a, b)
 
 
+@pytest.mark.emulator
 def test_x7_metile_vmap_where_mlx_cant(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = normal((3, 2, 40)), normal((40,))
     monkeypatch.setenv("METILE_BACKEND", "emulator")
