@@ -68,6 +68,17 @@ def standardised(x, y, N: metile.constexpr, LAYOUT: metile.constexpr):
 
 
 @metile.kernel
+def selected(x, y, N: metile.constexpr, LAYOUT: metile.constexpr):
+    """Integers and masks that follow from a sum."""
+    source = metile.tensor(x, shape=(metile.num_programs(0), N), access="read")
+    target = metile.tensor(y, shape=(metile.num_programs(0), N), access="write")
+    row, columns = metile.program_id(0), metile.arange(0, LAYOUT.size, layout=LAYOUT)
+    total = metile.sum(source.load((row, columns)))
+    low = metile.cast(total, metile.i32) & 7
+    target.store((row, columns), columns + low, mask=(low > 2) & (row < 2))
+
+
+@metile.kernel
 def implicit(x, y, N: metile.constexpr):
     """Without a layout: one value per thread, two dimensions."""
     source = metile.tensor(x, shape=(metile.num_programs(0), N), access="read")
@@ -115,6 +126,19 @@ def test_every_number_of_registers(registers: int, adjacent: bool, backend: str)
     expected = mx.array(np.array(x).astype(np.float64).sum(axis=1).astype(np.float32))
     found = sums_of(x, layout(1024, registers, adjacent), backend)
     assert mx.allclose(found, expected, rtol=2e-7).item()
+
+
+@pytest.mark.parametrize("registers", [1, 4])
+def test_integers_and_masks_of_a_total(registers: int, backend: str) -> None:
+    """SPEC R2: what follows from a sum is the same everywhere, and known where it is used."""
+    x = mx.zeros((3, 100))
+    x[:, 0] = mx.array([1.0, 4.0, 6.0])
+    owner = layout(128, registers)
+    y = metile.empty((3, 100), mx.int32)
+    found = selected[(3,)](x, y, N=100, LAYOUT=owner, backend=backend)
+    columns = mx.arange(100)
+    zero = mx.zeros_like(columns)
+    assert mx.array_equal(found, mx.stack([zero, columns + 4, zero])).item()
 
 
 def test_the_largest_tile(backend: str) -> None:
