@@ -250,18 +250,13 @@ def test_gradients_go_through_the_reference() -> None:
     assert mx.allclose(mx.grad(ours)(x), mx.grad(theirs)(x), rtol=1e-4, atol=1e-4).item()
 
 
-def test_c6_a_register_tile_that_changes_owners() -> None:
-    """Until registers can be redistributed, only conversions that move nothing."""
-    a, b = layout(1024, 4), layout(1024, 4, adjacent=True)
-    x = mx.ones((1, 1024))
-    same = convert[(1,)](x, metile.empty(x.shape, x.dtype), A=a, B=a, backend="cpu")
-    assert mx.array_equal(same, x).item()
-    with pytest.raises(metile.UnsupportedError) as caught:
-        convert[(1,)](x, metile.empty(x.shape, x.dtype), A=a, B=b, backend="cpu")
-    assert caught.value.message == (
-        f"[convert_layout] 'value' from {a!r} to {b!r} moves values of tiles with 4 elements per "
-        "thread, which is not supported yet"
-    )
+@pytest.mark.parametrize("adjacent", [False, True])
+def test_c6_a_register_tile_that_changes_owners(adjacent: bool, backend: str) -> None:
+    """To the same owners, and from striped to adjacent ones."""
+    x = mx.random.normal((1, 1024), key=mx.random.key(11))
+    owners = {"A": layout(1024, 4), "B": layout(1024, 4, adjacent)}
+    found = convert[(1,)](x, metile.empty(x.shape, x.dtype), **owners, backend=backend)
+    assert mx.array_equal(found, x).item()
 
 
 @metile.kernel
