@@ -308,6 +308,26 @@ def test_a_branch_on_a_total(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
+@metile.kernel
+def within(x, y, LAYOUT: metile.constexpr):
+    """Whether a row's total lies between two numbers: cheap work on what follows from a total."""
+    rows = metile.num_programs(0)
+    source = metile.tensor(x, shape=(rows, LAYOUT.size), access="read")
+    target = metile.tensor(y, shape=(rows, LAYOUT.size), access="write")
+    row, columns = metile.program_id(0), metile.arange(0, LAYOUT.size, layout=LAYOUT)
+    total = metile.sum(source.load((row, columns)))
+    target.store((row, columns), (total > 1.0) & (total < 3.0))
+
+
+def test_masks_that_follow_from_a_total(backend: str) -> None:
+    """R2: uniform, yet known only after all threads."""
+    x = mx.array([[v] + [0.0] * 63 for v in (0.0, 1.0, 2.0, 3.0)])
+    y = metile.empty(x.shape, mx.bool_)
+    found = within[4](x, y, LAYOUT=layout(64, 2), backend=backend)
+    assert found.all(axis=1).tolist() == [False, False, True, False]
+    assert found.any(axis=1).tolist() == [False, False, True, False]
+
+
 def test_sums_under_vmap(backend: str) -> None:
     """SPEC X7: batches of rows, on the backends MLX can batch."""
     x = mx.arange(2 * 3 * 100).reshape(2, 3, 100).astype(mx.float32)
