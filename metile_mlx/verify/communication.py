@@ -22,6 +22,7 @@ from metile_mlx.layout.affine import AffineMap, Indices
 from metile_mlx.target import SIMD_WIDTH
 from metile_mlx.verify.axis_reductions import cones
 from metile_mlx.verify.conversions import images, wires
+from metile_mlx.verify.correspondence import check_contents
 from metile_mlx.verify.findings import Finding
 from metile_mlx.verify.reductions import partials
 from metile_mlx.verify.scratch import WIRE_DTYPES, ScratchOrder
@@ -59,8 +60,11 @@ def check_communication(func: Func, before: Func | None) -> list[Finding]:
     if before is None or walker.findings:
         return list(walker.findings)
     if any(item.opcode.startswith("metal.") for item in before.body.ops):
-        return _compare(_walked(before).events, walker.events)
-    return _compare(_planned_events(before), walker.events)
+        earlier = _walked(before)
+        findings, old_values = _compare(earlier.events, walker.events), earlier.values
+    else:
+        findings, old_values = _compare(_planned_events(before), walker.events), None
+    return findings or check_contents(func, walker.values, before, old_values)
 
 
 @lru_cache(maxsize=4)

@@ -242,6 +242,9 @@ def _on(store: Op, shuffle: Op) -> tuple[Op, ...]:
 def test_a_load_that_nobody_uses_may_have_gone() -> None:
     """Dead code elimination drops it; the barriers around it stay."""
     load, shuffle = the(THREAD, metal.ThreadgroupLoad, 1), the(THREAD, metal.Shuffle)
+    twice = changed(load, results=(Value(load.result.type, "unused", load.loc),))
+    verify(THREAD, Stage.THREAD, context(), edit(THREAD, {load: (load, twice)}))
+    # The value of the other load in its place is no such thing.
     there = the(THREAD, metal.ThreadgroupLoad, 0)
     func = edit(THREAD, {load: (), shuffle: (changed(shuffle, src=there.result),)})
-    verify(func, Stage.THREAD, context(), THREAD)
+    assert "moves the value of another thread than planned" in rejected(func, THREAD)
