@@ -17,6 +17,7 @@ from metile_mlx.ir.core import Func, Op, Value
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.layout.affine import Indices
+from metile_mlx.verify.axis_reductions import cones
 from metile_mlx.verify.contents import NOTHING, PlannedContents, Rows, ThreadContents, rows
 from metile_mlx.verify.findings import Finding
 from metile_mlx.verify.reductions import partials
@@ -158,12 +159,18 @@ def _planned_sends(func: Func, contents: PlannedContents) -> Iterator[Sent]:
         contents.record(item)
 
 
+def _stated(func: Func) -> frozenset[Op]:
+    """What verify/axis_reductions.py looks at."""
+    found = cones(func)
+    return frozenset([*(op for cone in found for op in cone.ops), *(cone.item for cone in found)])
+
+
 def _thread_sends(func: Func, contents: ThreadContents) -> Iterator[Sent]:
-    private = partials(func)
+    private, stated = partials(func), _stated(func)
     accesses = (metal.ThreadgroupStore, metal.ThreadgroupLoad)
     for item in func.body.ops:
         # The partial results of a reduction are no values that move.
-        if isinstance(item, accesses) and item.buffer in private:
+        if item in stated or (isinstance(item, accesses) and item.buffer in private):
             continue
         if isinstance(item, metal.ThreadgroupStore):
             yield item, contents.of(item.value)
@@ -193,8 +200,9 @@ def _known_uses(
 
 def _thread_uses(func: Func, contents: ThreadContents) -> Iterator[Sent]:
     """What has moved, where an op that is no move uses it."""
+    stated = _stated(func)
     for item in func.body.ops:
-        if type(item) in _THREAD_MOVES or contents.is_choice(item):
+        if type(item) in _THREAD_MOVES or contents.is_choice(item) or item in stated:
             continue
         for value in item.operands():
             if contents.has_moved(value):
@@ -271,7 +279,7 @@ def _planned_uses(
         used = [frozenset[bytes]().union(*row) for row in zip(*parts, strict=True)]
         groups += used
         for value in item.results:
-            if isinstance(value.type, TileType):
+            if isinstance(value.type, TileType) and not isinstance(item, planned.Reduce):
                 moved[value] = used
     return groups
 
