@@ -3,8 +3,8 @@
 The unit is one instruction of a simdgroup that does nothing special, a select. Weights are ratios
 of issue rates as vendors publish them, rounded: a shuffle and a turn of threadgroup memory move 32
 lanes at a quarter of the rate of arithmetic. A barrier costs what a simdgroup waits for the others,
-which depends on the kernel; 32 is of the order of what it takes to drain an access. Memory costs
-occupancy: a threadgroup that takes all 32 KiB runs alone, which is set equal to two barriers.
+which depends on the kernel; it is set so high that what stays in its simdgroups never takes one,
+which is what removing conversions counts on. Memory costs occupancy: 2 for each KiB.
 
 They are not fitted to any measurement. They decide between legal lowerings only, never whether one
 is legal; a test states each consequence that matters.
@@ -20,7 +20,7 @@ SELECT = 1
 SHUFFLE = 4
 ACCESS = 4
 """Each turn of a store or load of threadgroup memory; see `banks.conflicts`."""
-BARRIER = 32
+BARRIER = 96
 KIBIBYTE = 2
 GROUP = 3
 """Device accesses saved where four neighbours of a thread move as one group."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from metile_mlx.layout.affine import AffineMap
 from metile_mlx.layout.banks import conflicts, swizzle
-from metile_mlx.layout.costs import Cost, groups_gained
+from metile_mlx.layout.costs import BARRIER, Cost, groups_gained
 from metile_mlx.layout.exchange import Memory, exchanges
 from metile_mlx.layout.steps import Choice, Exchange, Lanes
 from metile_mlx.layout.thread_layout import ThreadLayout, transition
@@ -163,6 +163,15 @@ def test_c6_rounds_need_no_selects_where_registers_split_the_tile() -> None:
     assert (len(bound.rounds), bound.cost.selects) == (4, 2 * 2 * 32)
 
 
+def test_c6_what_stays_in_its_simdgroups_never_takes_a_barrier() -> None:
+    """Not even where 32 registers all change places with lanes: simplification relies on it."""
+    for order in ([*range(5, 10), *range(5)], [6, 7, 8, 9, 5, 1, 2, 3, 4, 0]):
+        for element_bytes in (2, 4):
+            memory = Memory(element_bytes, WHOLE // element_bytes)
+            found = exchanges(AffineMap.from_bit_order(order, 3), 32, memory)
+            assert min(found, key=lambda x: x.cost.total).mechanism == "shuffle"
+
+
 def test_c6_the_mixed_bits_save_one_round_of_shuffles_in_two_to_the_k() -> None:
     for k in range(1, 6):
         bits = list(range(5 + k))
@@ -208,7 +217,7 @@ def test_a_swizzle_frees_reads_at_any_five_bits_and_keeps_writes_free(element_by
 
 def test_the_cost_is_the_weighted_sum_and_counts_conflicts_as_turns() -> None:
     assert Cost(shuffles=3, selects=2).total == 3 * 4 + 2
-    assert Cost(stores=2, loads=2, barriers=2, bytes=1025).total == 4 * 4 + 2 * 32 + 2 * 2
+    assert Cost(stores=2, loads=2, barriers=2, bytes=1025).total == 4 * 4 + 2 * BARRIER + 2 * 2
     assert Cost(stores=2, loads=2, read_conflicts=8).total == 4 * (2 + 16)
     neighbours = ThreadLayout((5, 6, 0, 1, 2, 3, 4), elements_per_thread=4)
     striped = ThreadLayout.identity(128, elements_per_thread=4)
