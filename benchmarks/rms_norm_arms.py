@@ -16,7 +16,7 @@ import numpy as np
 import metile_mlx as metile
 from benchmarks.harness import Arm
 from benchmarks.optional import torch, triton
-from metile_kernels.rmsnorm import rmsnorm_register
+from metile_kernels.rmsnorm import rmsnorm_register, rmsnorm_rows
 
 EPS = 1e-5
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
@@ -38,17 +38,20 @@ Float64 = np.ndarray[Any, np.dtype[np.float64]]
 class Layout:
     """Who holds a row: `striped`, `adjacent`, or `grouped`: 16 bytes of neighbours, striped.
 
-    `vector_width` 1 leaves every access on its own.
+    `vector_width` 1 leaves every access on its own. With several `rows` a program, each has threads
+    of its own.
     """
 
     kind: str
     values: int
     vector_width: int | None = None
+    rows: int = 1
 
     @property
     def name(self) -> str:
         """For tables."""
-        return f"{self.kind} {self.values}" + (" x1" if self.vector_width else "")
+        several = f"{self.rows} rows " if self.rows > 1 else ""
+        return f"{several}{self.kind} {self.values}" + (" x1" if self.vector_width else "")
 
 
 @dataclass(frozen=True)
@@ -100,9 +103,11 @@ def f32_graph(x: mx.array, w: mx.array) -> mx.array:
 
 
 def thread_layout(layout: Layout, case: Case) -> metile.ThreadLayout | None:
-    """The layout of this name on a row, or None where it is not a legal one."""
+    """The layout of this name on its rows, or None where it is not a legal one."""
     values, block = layout.values, case.block
-    if not 32 <= block // values <= 1024:
+    own = block // values
+    # Several rows have a simdgroup each, at least.
+    if own < 32 or not own * layout.rows <= 1024:
         return None
     bits, low = block.bit_length() - 1, values.bit_length() - 1
     threads = bits - low
@@ -111,8 +116,10 @@ def thread_layout(layout: Layout, case: Case) -> metile.ThreadLayout | None:
         near = (16 // DTYPES[case.dtype].size).bit_length() - 1
         if near > low:
             return None
-    order = (*range(threads, threads + near), *range(threads), *range(threads + near, bits))
-    return metile.ThreadLayout(order, elements_per_thread=values)
+    many = layout.rows.bit_length() - 1
+    first = threads + many
+    order = (*range(first, first + near), *range(threads), *range(first + near, bits + many))
+    return metile.ThreadLayout((*order, *range(threads, first)), elements_per_thread=values)
 
 
 class Side(Protocol):
@@ -160,17 +167,38 @@ class MlxSide:
             held = thread_layout(layout, case)
             if held is None:
                 continue
-            dispatch = rmsnorm_register[(case.rows,)].prepare(
-                x, w, out, EPS, N=case.width, BLOCK=case.block, LAYOUT=held,
-                ROUND_NORMALISED=True, schedule=metile.Schedule(layout.vector_width),
-            )  # fmt: skip
-            found[layout.name] = _call(dispatch, x, w, out, EPS)
+            found[layout.name] = self._normed(layout, held, out)
         striped = Layout("striped", max(1, min(16, case.block // 32)))
         held = thread_layout(striped, case)
         found[COPY] = _call(copied[(case.rows,)].prepare(x, out, N=case.width, LAYOUT=held), x, out)
         if self.is_gpu:
             found[NEGATIVE] = lambda: -x
         return found
+
+    def _normed(
+        self, layout: Layout, held: metile.ThreadLayout, out: Any
+    ) -> Callable[[], mx.array]:
+        """Our kernel, one row a program or several."""
+        case, together = self.case, layout.rows
+        arguments: tuple[Any, ...] = (self.x, self.w, out, EPS)
+        options: dict[str, Any] = {
+            "N": case.width,
+            "BLOCK": case.block,
+            "LAYOUT": held,
+            "ROUND_NORMALISED": True,
+        }
+        schedule = metile.Schedule(layout.vector_width)
+        if together == 1:
+            dispatch = rmsnorm_register[(case.rows,)].prepare(
+                *arguments, **options, schedule=schedule
+            )
+            return _call(dispatch, *arguments)
+        arguments = (*arguments, case.rows)
+        dispatch = rmsnorm_rows[(metile.cdiv(case.rows, together),)].prepare(
+            *arguments, **options, ROWS=together, WHOLE=case.rows % together == 0,
+            schedule=schedule,
+        )  # fmt: skip
+        return _call(dispatch, *arguments)
 
     def wait(self, made: list[Any]) -> None:
         mx.eval(made)

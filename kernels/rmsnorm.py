@@ -23,21 +23,29 @@ import metile_mlx as metile
 
 
 @metile.inline
-def columns_of(N, BLOCK, LAYOUT):
-    """The columns of a row, in the layout asked for or in four striped values per thread."""
+def columns_of(N, BLOCK, LAYOUT, ROWS=1):
+    """The columns of ROWS rows, in the layout asked for or in four striped values per thread."""
     assert N > 0, "a row has at least one column: pass N=inputs.shape[-1]"
     assert N <= BLOCK, "a row must fit into the block: pass BLOCK=metile.next_power_of_2(N)"
     if LAYOUT is None:
         # Four, fewer for less than 128 columns, more where 1024 threads are not enough.
         VALUES = max(min(4, BLOCK // 32), BLOCK // 1024)
-        LAYOUT = metile.ThreadLayout.identity(BLOCK, elements_per_thread=VALUES)
-    return metile.arange(0, BLOCK, layout=LAYOUT)
+        LAYOUT = metile.ThreadLayout.identity(ROWS * BLOCK, elements_per_thread=ROWS * VALUES)
+    return metile.arange(0, ROWS * BLOCK, layout=LAYOUT)
 
 
 @metile.inline
 def reciprocal_root(values, eps, N):
     """`1 / sqrt(mean(values^2) + eps)` of f32 values; those beyond N are zero."""
     return metile.rsqrt(metile.sum(values * values) * (1 / N) + eps)
+
+
+@metile.inline
+def weighted(normalised, weight, dtype, ROUND_NORMALISED):
+    """Times the weight, in f32 or, after a rounding, in the dtype of the output."""
+    if ROUND_NORMALISED:
+        return metile.cast(normalised, dtype) * metile.cast(weight, dtype)
+    return normalised * metile.cast(weight, metile.f32)
 
 
 @metile.kernel(relaxed="RELAXED_PRECISION")
@@ -119,14 +127,54 @@ def rmsnorm_register(
     normalised = values * reciprocal_root(values, eps, N)
     if WEIGHTED:
         weight = metile.tensor(weights, shape=(N,), access="read").load(columns)
-        if ROUND_NORMALISED:
-            rounded = metile.cast(normalised, output.dtype)
-            scaled = rounded * metile.cast(weight, output.dtype)
-        else:
-            scaled = normalised * metile.cast(weight, metile.f32)
-        result.store((row, columns), scaled)
+        normalised = weighted(normalised, weight, output.dtype, ROUND_NORMALISED)
+    result.store((row, columns), normalised)
+
+
+@metile.kernel(relaxed="RELAXED_PRECISION")
+def rmsnorm_rows(
+    inputs,
+    weights,
+    output,
+    eps: float,
+    rows: int,
+    N: metile.constexpr,
+    BLOCK: metile.constexpr,
+    ROWS: metile.constexpr,
+    WHOLE: metile.constexpr = False,
+    RELAXED_PRECISION: metile.constexpr = False,
+    LAYOUT: metile.constexpr = None,
+    ROUND_NORMALISED: metile.constexpr = False,
+    WEIGHTED: metile.constexpr = True,
+):
+    """`rmsnorm_register` for short rows: ROWS of them per program, the last program may have fewer.
+
+    Args:
+        inputs, weights, output, eps, N, BLOCK and the other options: as of `rmsnorm_register`.
+        rows: of the inputs; the grid is `metile.cdiv(rows, ROWS)`.
+        ROWS: a power of two with ROWS * BLOCK <= 32768.
+        WHOLE: `rows` is a multiple of ROWS, so no row is checked.
+        LAYOUT: who holds which element of the (ROWS, BLOCK) tile; where it is None each thread
+            holds the same columns of all rows, and ROWS times their number is at most 32.
+    """
+    index = metile.reshape(columns_of(N, BLOCK, LAYOUT, ROWS), (ROWS, BLOCK))
+    row, column = index // BLOCK, index % BLOCK
+    if WHOLE:
+        # No row has to be looked for: every program has all of its own.
+        shape = (metile.num_programs(0), ROWS, N)
+        at = (metile.program_id(0), row, column)
     else:
-        result.store((row, columns), normalised)
+        shape = (rows, N)
+        at = (metile.program_id(0) * ROWS + row, column)
+    source = metile.tensor(inputs, shape=shape, access="read")
+    result = metile.tensor(output, shape=shape, access="write")
+    values = metile.cast(source.load(at), metile.f32)
+    mean = metile.sum(values * values, axis=1) * (1 / N)
+    normalised = values * metile.rsqrt(mean + eps)
+    if WEIGHTED:
+        weight = metile.tensor(weights, shape=(N,), access="read").load(column)
+        normalised = weighted(normalised, weight, output.dtype, ROUND_NORMALISED)
+    result.store(at, normalised)
 
 
 @metile.kernel(relaxed="RELAXED_PRECISION")
@@ -203,6 +251,15 @@ def _selftest(dtype, width, backend):
     return dispatch, arguments, expected, ulps
 
 
+def _selftest_rows(dtype, width, backend):
+    """Four of the five rows in the first program, one in the second."""
+    x, w, expected, ulps = _rows(dtype, width)
+    arguments = (x, w, metile.empty(x.shape, dtype), 1e-5, 5)
+    block = metile.next_power_of_2(max(width, 32))
+    dispatch = rmsnorm_rows[2].prepare(*arguments, N=width, BLOCK=block, ROWS=4, backend=backend)
+    return dispatch, arguments, expected, ulps
+
+
 def _selftest_runtime(dtype, width, backend):
     x, w, expected, ulps = _rows(dtype, width)
     arguments = (x, w, metile.empty(x.shape, dtype), width, 1e-5)
@@ -210,12 +267,19 @@ def _selftest_runtime(dtype, width, backend):
 
 
 _NAMES = (("f32", mx.float32), ("f16", mx.float16), ("bf16", mx.bfloat16))
-SELFTESTS = [
-    (f"rmsnorm_register, {width} columns, {name}", partial(_selftest, dtype, width))
-    for width in (31, 1009, 1024)
-    for name, dtype in _NAMES
-] + [
-    (f"rmsnorm, {width} columns, {name}", partial(_selftest_runtime, dtype, width))
-    for width in (31, 4097)
-    for name, dtype in _NAMES
-]
+SELFTESTS = (
+    [
+        (f"rmsnorm_register, {width} columns, {name}", partial(_selftest, dtype, width))
+        for width in (31, 1009, 1024)
+        for name, dtype in _NAMES
+    ]
+    + [
+        (f"rmsnorm, {width} columns, {name}", partial(_selftest_runtime, dtype, width))
+        for width in (31, 4097)
+        for name, dtype in _NAMES
+    ]
+    + [
+        (f"rmsnorm_rows, {width} columns, {name}", partial(_selftest_rows, dtype, width))
+        for width, (name, dtype) in zip((31, 250, 256), _NAMES, strict=True)
+    ]
+)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from metile_kernels.rmsnorm import rmsnorm_register, rmsnorm_register_gradients
+from metile_kernels.rmsnorm import (
+    rmsnorm_register,
+    rmsnorm_register_gradients,
+    rmsnorm_rows,
+)
 from metile_mlx.backends import BACKENDS
 from metile_mlx.dispatch import Dispatch, empty, own_dtype
 from metile_mlx.errors import LaunchError, UnsupportedError
-from metile_mlx.nn.layouts import gradient_rows, row_layout
+from metile_mlx.layout.thread_layout import ThreadLayout
+from metile_mlx.nn.layouts import gradient_rows, row_layout, rows_together
 from metile_mlx.runtime import export
 from metile_mlx.runtime.backend import Place, choose
 from metile_mlx.runtime.optional import mx
@@ -18,6 +23,8 @@ from metile_mlx.target import MAX_TILE, SIMD_WIDTH
 
 Rounding = Literal["mlx", "f32"]
 _ROUNDINGS = ("mlx", "f32")
+# A kernel made ready, and the scalars it takes beside the arguments all of them take.
+_Prepared: TypeAlias = "tuple[Dispatch, tuple[int, ...]]"
 # Dispatches kept per set of options, one for each shape and dtype; dropped all at once (F04).
 _KEPT = 256
 
@@ -81,7 +88,7 @@ class _Norm:
         self._rounded = rounded
         self._dtype = dtype
         self._stream = stream
-        self._dispatches: dict[object, Dispatch] = {}
+        self._dispatches: dict[object, _Prepared] = {}
         self.differentiable = mx.custom_function(self.forward)
         self.differentiable.vjp(self.backward)
 
@@ -89,20 +96,32 @@ class _Norm:
         """(rows, N), (N,) -> (rows, N) of the result's dtype."""
         arguments = (x, x if weight is None else weight, empty(x.shape, self._dtype), self._eps)
 
-        def prepare(backend: str) -> Dispatch:
-            columns = x.shape[-1]
-            dtype = own_dtype(x.dtype, "rms_norm")
-            return rmsnorm_register[(x.shape[0],)].prepare(
-                *arguments,
-                N=columns,
-                BLOCK=_block(columns),
-                LAYOUT=row_layout(backend, dtype, columns, _block(columns)),
-                ROUND_NORMALISED=self._rounded,
-                WEIGHTED=weight is not None,
+        def prepare(backend: str) -> _Prepared:
+            rows, columns = x.shape
+            block, dtype = _block(columns), own_dtype(x.dtype, "rms_norm")
+            options: dict[str, Any] = {
+                "N": columns,
+                "BLOCK": block,
+                "ROUND_NORMALISED": self._rounded,
+                "WEIGHTED": weight is not None,
+            }
+            together = rows_together(backend, dtype, rows, columns)
+            if together == 1:
+                layout = row_layout(backend, dtype, columns, block)
+                made = rmsnorm_register[(rows,)].prepare(
+                    *arguments, **options, LAYOUT=layout, stream=self._stream
+                )
+                return made, ()
+            # The same columns of all rows in each of 32 threads.
+            layout = ThreadLayout.identity(together * block, together * block // SIMD_WIDTH)
+            made = rmsnorm_rows[(rows // together,)].prepare(
+                *arguments, rows, **options, ROWS=together, WHOLE=True, LAYOUT=layout,
                 stream=self._stream,
-            )
+            )  # fmt: skip
+            return made, (rows,)
 
-        made: mx.array = self._dispatch("forward", x, weight, prepare)(*arguments)
+        dispatch, more = self._dispatch("forward", x, weight, prepare)
+        made: mx.array = dispatch(*arguments, *more)
         return made
 
     def backward(self, primals: object, cotangent: mx.array, _: object) -> object:
@@ -120,8 +139,8 @@ class _Norm:
             self._eps,
         )
 
-        def prepare(_: str) -> Dispatch:
-            return rmsnorm_register_gradients[(programs,)].prepare(
+        def prepare(_: str) -> _Prepared:
+            dispatch = rmsnorm_register_gradients[(programs,)].prepare(
                 *arguments,
                 N=columns,
                 BLOCK=_block(columns),
@@ -129,8 +148,10 @@ class _Norm:
                 WEIGHTED=weight is not None,
                 stream=self._stream,
             )
+            return dispatch, ()
 
-        made = self._dispatch("backward", x, weight, prepare)(*arguments)
+        dispatch, _ = self._dispatch("backward", x, weight, prepare)
+        made = dispatch(*arguments)
         if weight is None:
             return made
         total = mx.sum(made[1], axis=0, stream=self._stream)
@@ -141,8 +162,8 @@ class _Norm:
         direction: str,
         x: mx.array,
         weight: mx.array | None,
-        prepare: Callable[[str], Dispatch],
-    ) -> Dispatch:
+        prepare: Callable[[str], _Prepared],
+    ) -> _Prepared:
         """The kernel made ready for arrays like these, which saves most of a call's time."""
         backend = export.active_target() or choose(None, self._stream, BACKENDS).name
         key = (direction, backend, x.shape, x.dtype, None if weight is None else weight.dtype)

@@ -28,7 +28,12 @@ from benchmarks.rms_norm_arms import (
     thread_layout,
 )
 
-LAYOUTS = (Layout("striped", 2), Layout("adjacent", 2, 1), Layout("striped", 32))
+LAYOUTS = (
+    Layout("striped", 2),
+    Layout("adjacent", 2, 1),
+    Layout("striped", 32),
+    Layout("striped", 2, rows=4),
+)
 PLAN = Plan((40,), (3,), LAYOUTS, 1)
 
 
@@ -48,7 +53,8 @@ def test_every_arm_is_right_and_a_spoiled_one_is_not(dtype: str) -> None:
     side = MlxSide(case, LAYOUTS, is_gpu=True)
     check = checker(case, side)
     work = side.works()
-    assert set(work) == {OURS, FAST, GRAPH, COPY, NEGATIVE, "striped 2", "adjacent 2 x1"}
+    ours = {"striped 2", "adjacent 2 x1", "4 rows striped 2"}
+    assert set(work) == {OURS, FAST, GRAPH, COPY, NEGATIVE, *ours}
     for name, one in work.items():
         arm = Arm(name, one)
         assert check(arm, [one()]) is None
@@ -76,6 +82,15 @@ def test_grouped_layouts_hold_16_bytes_of_neighbours() -> None:
         assert first[:near] == list(range(near, 2 * near))
         assert first[near] == near + near * held.thread_count
     assert thread_layout(Layout("grouped", 4), Case("f16", 1024, 1)) is None
+
+
+def test_several_rows_have_threads_of_their_own() -> None:
+    held = thread_layout(Layout("grouped", 8, rows=8), Case("f16", 256, 1))
+    assert held is not None
+    assert (held.size, held.thread_count) == (2048, 256)
+    rows = {held.logical_index(thread, 7) // 256 for thread in range(32, 64)}
+    assert rows == {1}
+    assert thread_layout(Layout("grouped", 8, rows=16), Case("f16", 1024, 1)) is None
 
 
 def test_on_a_gpu_the_graph_is_built_before_the_clock_starts(

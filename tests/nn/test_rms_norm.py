@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import metile_mlx as metile
-from metile_mlx.nn.layouts import CPU_VALUES, gradient_rows, row_layout
+from metile_mlx.nn.layouts import CPU_ROWS, CPU_VALUES, gradient_rows, row_layout, rows_together
 from metile_mlx.runtime.export import primitives
 from tests.support.public import bits, same_bits
 from tests.support.rounding import exact, rounded, ulps
@@ -275,6 +275,18 @@ def test_b1_rows_of_whole_16_bytes_are_grouped_on_cuda(dtype: Any) -> None:
             is_grouped = columns % near == 0 and block // 32 >= near
             step = 1 if is_grouped else held.thread_count
             assert first == [step * register for register in range(count)]
+
+
+def test_rows_together_divide_the_rows() -> None:
+    """B1: on a CPU, of halves that fill their block; never where a row would be left over."""
+    for rows in (1, 3, 8, 4096):
+        for columns in (31, 32, 250, 256, 1024):
+            for backend in ("cpu", "metal", "cuda", "reference"):
+                for dtype in CPU_VALUES:
+                    together = rows_together(backend, dtype, rows, columns)
+                    assert rows % together == 0
+                    wanted = backend == "cpu" and dtype != metile.f32 and columns in CPU_ROWS
+                    assert (together > 1) == (wanted and rows % 8 == 0)
 
 
 def test_gradient_rows_divide_the_rows() -> None:

@@ -7,6 +7,7 @@ import pytest
 from metile_mlx.compiler import lower
 from metile_mlx.context import Context, Stage
 from metile_mlx.dtypes import f32
+from metile_mlx.errors import OutOfResources
 from metile_mlx.ir import metal, planned, tile
 from metile_mlx.ir.arith import BinaryKind, CombineKind
 from metile_mlx.ir.core import Func, Op, walk
@@ -107,6 +108,31 @@ def test_the_lowered_sum(registers: int) -> None:
         return 1 + max((depth(by_result[v]) for v in item.operands() if v in by_result), default=0)
 
     assert max(map(depth, adds), default=0) == registers.bit_length() - 1
+
+
+def test_x9_parts_that_no_threadgroup_has_room_for() -> None:
+    """Pairs across simdgroups: every one of 32768 values would have to be published."""
+    order = (*range(9), *range(10, 15), 9)
+    p = TileProgram()
+    x, y = p.tensor("x", (32768,), "read"), p.tensor("y", (32768,), "write")
+    i = p.lanes(32768, layout=ThreadLayout(order, elements_per_thread=32))
+    value = p.add(tile.Reshape(p.load(x, i), (2, 16384)))
+    total = p.add(tile.Reduce(CombineKind.SUM, value, 0), "total")
+    p.store(y, i, value=p.add(tile.Reshape(total, (32768,))))
+    with pytest.raises(OutOfResources, match="partials_0 32768 x f32 = 131072"):
+        lower(p.func(), Context(METAL))
+
+
+def test_an_axis_of_one_element_is_the_tile_itself() -> None:
+    p = TileProgram()
+    x, y = p.tensor("x", (256,), "read"), p.tensor("y", (256,), "write")
+    i = p.lanes(256)
+    value = p.add(tile.Reshape(p.load(x, i), (256, 1)))
+    same = p.add(tile.Reduce(CombineKind.MAX, value, 1))
+    p.store(y, i, value=p.add(tile.Reshape(same, (256,))))
+    func, ctx = planned_with(p.func())
+    assert not ops(func, planned.Reduce, tile.Reduce)
+    assert ctx.report.register_reductions == []
 
 
 def test_r5_the_thread_index_is_masked_to_its_range() -> None:
