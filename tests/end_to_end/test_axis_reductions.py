@@ -211,6 +211,31 @@ def test_one_value_per_row_is_stored_once(backend: str) -> None:
 
 
 @metile.kernel
+def streamed(x, y, rows, columns):
+    """Rows of any length, 64 columns at a time: a sum of each part, and the largest of those."""
+    source = metile.tensor(x, shape=(rows, columns))
+    i = metile.reshape(metile.arange(0, 256), (4, 64))
+    row, column = metile.program_id(0) * 4 + i // 64, i % 64
+    best = metile.full((4, 64), -1000.0, metile.f32)
+    for start in metile.tile_range(0, columns, 64):
+        part = source.load((row, start + column), fill=0)
+        best = metile.maximum(best, metile.sum(part, axis=1))
+    target = metile.tensor(y, shape=(rows,), access="write")
+    target.store(row, metile.max(best, axis=1), mask=column == 0)
+
+
+def test_f43_k5_in_a_loop_memory_is_released(backend: str) -> None:
+    """A row lies in two simdgroups: the parts of one iteration are read before the next writes."""
+    for rows, columns in ((3, 200), (9, 31)):
+        x = mx.random.randint(-9, 9, (rows, columns), key=mx.random.key(rows)).astype(mx.float32)
+        found = streamed[metile.cdiv(rows, 4)](
+            x, metile.empty((rows,), x.dtype), rows, columns, backend=backend
+        )
+        padded = mx.pad(x, ((0, 0), (0, -columns % 64))).reshape(rows, -1, 64)
+        assert found.tolist() == mx.max(mx.sum(padded, axis=2), axis=1).tolist()
+
+
+@metile.kernel
 def cube(x, y, LAYOUT: metile.constexpr):
     """Three dimensions: along each, one after the other."""
     i = metile.reshape(metile.arange(0, 512, layout=LAYOUT), (4, 16, 8))
