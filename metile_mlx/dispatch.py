@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from metile_mlx.analysis.views import with_grid
+from metile_mlx.analysis.views import size_name, with_grid
 from metile_mlx.context import Schedule
 from metile_mlx.dtypes import MLX_NAMES, DType
 from metile_mlx.emit.source import KernelSource
@@ -151,6 +151,10 @@ class Dispatch:
         self._inputs = [a for a in arrays if a.name in specialisation.reads]
         self._input_positions = tuple(a.position for a in self._inputs)
         self._single = len(specialisation.writes) == 1
+        # Of arrays that are reached by pointers.
+        names = {param.name for param in specialisation.func.params}
+        sizes = {size_name(array): size for array, size in self._sizes.items()}
+        self._implicit = {name: size for name, size in sizes.items() if name in names}
         self._launches: dict[tuple[object, ...], Launch] = {}
         self._values: tuple[Scalar, ...] = ()
         self.grid = grid
@@ -301,7 +305,8 @@ class Dispatch:
         return tuple(found)
 
     def _named(self, scalars: tuple[Scalar, ...]) -> dict[str, Scalar]:
-        return {s.name: value for s, value in zip(self._scalars, scalars, strict=True)}
+        named = {s.name: value for s, value in zip(self._scalars, scalars, strict=True)}
+        return {**named, **self._implicit}
 
     def _host_numbers(self, scalars: tuple[Scalar, ...]) -> dict[str, int]:
         """What views may depend on."""

@@ -76,6 +76,10 @@ class Ranges:
         known = self._known.get(value)
         return None if known is None else known.point
 
+    def assume(self, value: Value, interval: Interval) -> None:
+        """What the host has checked of a value."""
+        self._known[value] = interval
+
     def enter(self, item: Op) -> None:
         """Work out what the blocks of `item` bind, before the ops in them.
 

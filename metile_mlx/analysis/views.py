@@ -28,6 +28,11 @@ def grid_name(axis: int) -> str:
     return f"num_programs({axis})"
 
 
+def size_name(param: str) -> str:
+    """How views call the number of elements of an array; no parameter can have such a name."""
+    return f"size({param})"
+
+
 def with_grid(scalars: Mapping[str, int], grid: tuple[int, int, int]) -> dict[str, int]:
     """All numbers views may depend on: the scalars of a call and the extents of its grid."""
     return {**scalars, **{grid_name(axis): extent for axis, extent in enumerate(grid)}}

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from metile_mlx import dtypes
+from metile_mlx.analysis.views import size_name
 from metile_mlx.dtypes import DType
 from metile_mlx.errors import CompileError, Loc
 from metile_mlx.frontend.naming import constant_name, suffix
@@ -21,7 +22,8 @@ from metile_mlx.frontend.values import (
 )
 from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Builder, Op, Value
-from metile_mlx.ir.tile import Cast, Constant
+from metile_mlx.ir.tile import Cast, Constant, Tensor
+from metile_mlx.ir.types import ScalarType
 
 
 @dataclass
@@ -87,6 +89,8 @@ class Build:
         lazy_scalars: runtime scalars that came as MLX arrays, as loaded at entry.
         grid_extents: results of num_programs, which the host knows too.
         loops, branches: how many unrolled loops and runtime branches are open.
+        sizes: scalars that no parameter is: elements of an array, by array.
+        entry: what stands before everything else.
     """
 
     def __init__(self, loc: Loc, params: tuple[Value, ...]) -> None:
@@ -97,6 +101,9 @@ class Build:
         self.grid_extents: set[Value] = set()
         self.loops = 0
         self.branches = 0
+        self.sizes: dict[Value, Value] = {}
+        self.entry = Builder(loc)
+        self._wholes: dict[tuple[Value, str], Value] = {}
         self._scope = Scope(Builder(loc))
         self._derived: set[Value] = set()
 
@@ -127,6 +134,21 @@ class Build:
     def branch(self, item: Op, names: tuple[str, ...]) -> tuple[Value, ...]:
         """Append an op with several results."""
         return self._scope.builder.emit(item, names)
+
+    def whole(self, array: Value, access: str) -> Value:
+        """The view of all elements of an array, made at kernel entry at its first use (SPEC K6)."""
+        found = self._wholes.get((array, access))
+        if found is None:
+            if array not in self.sizes:
+                name = size_name(array.name)
+                self.sizes[array] = Value(ScalarType(dtypes.i32), name, array.loc)
+            self.entry.loc = self.call.loc
+            one = self.entry.add(Constant(1, dtypes.i32), "c1")
+            item = Tensor(array, (self.sizes[array],), (one,), access, whole=True)
+            found = self.entry.add(item, array.name)
+            self._wholes[array, access] = found
+            self.tensors.params[found] = array
+        return found
 
     def rename(self, value: object, name: str) -> None:
         """Give the user's name to a value that only has a derived one."""

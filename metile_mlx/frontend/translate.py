@@ -84,7 +84,8 @@ def translate(
     for value in lazy:
         names[value.name] = _load_scalar(build, value)
     Statements(build, definition, names).run(definition.source.node.body)
-    func = Func(definition.name, tuple(params), Block(tuple(build.ops)), definition.loc)
+    body = Block((*build.entry.ops, *build.ops))
+    func = Func(definition.name, (*params, *build.sizes.values()), body, definition.loc)
     check_fills(func)
     return func
 

@@ -241,12 +241,16 @@ class Reshape(Op):
 
 @op("tile.tensor")
 class Tensor(Op):
-    """A view of an array argument; shape and strides (in elements) are uniform i32 (SPEC K2)."""
+    """A view of an array argument; shape and strides (in elements) are uniform i32 (SPEC K2).
+
+    `whole`: made for pointer arithmetic, of all elements (SPEC K6).
+    """
 
     param: Value
     shape: tuple[Value, ...]
     strides: tuple[Value, ...]
     access: str
+    whole: bool = False
 
     def infer(self) -> tuple[Type, ...]:
         assert isinstance(self.param.type, PointerType)

@@ -29,6 +29,7 @@ class View:
         written: pointer of the written mask, None without one (SPEC K7).
         shape: extents, uniform i32.
         strides: in elements, uniform i32.
+        bounded: whether indices are compared with the extents.
     """
 
     source: Value | None
@@ -36,10 +37,13 @@ class View:
     written: Value | None
     shape: tuple[Value, ...]
     strides: tuple[Value, ...]
+    bounded: bool = True
 
 
 def bounds(b: LaneBuilder, view: View, indices: Sequence[Value], ctx: Context) -> Value | None:
     """Whether the element exists, None when it always does; uniform conditions are joined first."""
+    if not view.bounded:
+        return None
     checks = [_check(b, i, n, ctx) for i, n in zip(indices, view.shape, strict=True)]
     kept = [check for check in checks if check is not None]
     mask: Value | None = None

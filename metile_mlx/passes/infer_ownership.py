@@ -12,7 +12,7 @@ from metile_mlx.errors import CompileError, LayoutError, OwnershipError, Unsuppo
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.permute import Permute
-from metile_mlx.ir.tile import Arange, Automatic, Convert, If, Reduce, Select, Splat
+from metile_mlx.ir.tile import Arange, Automatic, Convert, If, Reduce, Select, Splat, Tensor
 from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.report import ValueLayout, place
@@ -183,6 +183,13 @@ def _check_explicit(ops: tuple[Op, ...], statement: Op, ctx: Context) -> None:
                 f"[if] a branch is not available beside {where}",
                 item.loc,
                 "use metile.where(condition, a, b), mask= of load and store, or a constexpr",
+            )
+        if isinstance(item, Tensor) and item.whole:
+            call = "load" if item.access == "read" else "store"
+            raise OwnershipError(
+                f"[{call}] pointer arithmetic on {item.param.name} is not available beside {where}",
+                item.loc,
+                f"declare a view: metile.tensor({item.param.name}, shape=...)",
             )
         if isinstance(item, For):
             raise OwnershipError(

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from metile_mlx.analysis.ranges import Interval
+from metile_mlx.analysis.views import size_name
 from metile_mlx.context import Context
-from metile_mlx.dtypes import DType, bool_
+from metile_mlx.dtypes import DType, bool_, i32
 from metile_mlx.ir import tile
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.types import PointerType, TileType
@@ -55,9 +57,14 @@ class Lowering:
         for item in walk(func.body):
             if isinstance(item, tile.Tensor):
                 access.setdefault(item.param, set()).update(_ACCESS[item.access])
+        arrays = [param for param in func.params if isinstance(param.type, PointerType)]
+        names = {size_name(array.name) for array in arrays}
+        sizes = {param for param in func.params if param.name in names}
         for param in func.params:
             if not isinstance(param.type, PointerType):
                 self.slots[param] = (param,)
+                if param in sizes:
+                    self.b.ranges.assume(param, Interval(0, i32.max))
             elif param in access:
                 self.pointers[param] = self._split(param, access[param])
 

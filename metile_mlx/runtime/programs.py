@@ -29,6 +29,7 @@ class View:
     shape: tuple[int | mx.array, ...]
     strides: tuple[int | mx.array, ...]
     index: Any
+    whole: bool = False
 
 
 class Programs:

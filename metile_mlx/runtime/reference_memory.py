@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from metile_mlx.analysis.views import INT32_MAX, needs_64_bit, view_of
+from metile_mlx.errors import LaunchError
 from metile_mlx.ir.core import Value
 from metile_mlx.ir.planned import (
     Barrier,
@@ -42,11 +43,36 @@ def _address(s: Programs, op: Load | Store) -> tuple[mx.array, mx.array | None]:
     view = s.views[op.tensor]
     flat = mx.zeros((1, 1), view.index)
     lanes = s.env[op.mask] if op.mask is not None else None
+    if view.whole:
+        _check_pointer(s, op, view, lanes)
     for index, extent, stride in zip(op.indices, view.shape, view.strides, strict=True):
         position = s.env[index]
         lanes = both(lanes, mx.logical_and(position >= 0, position < extent))
         flat = flat + position.astype(view.index) * stride
     return flat, lanes
+
+
+def _check_pointer(s: Programs, op: Load | Store, view: View, lanes: mx.array | None) -> None:
+    """Refuse a pointer that leaves its array, where it does not depend on what arrays hold.
+
+    Raises:
+        LaunchError: names the program's offset.
+    """
+    known = s.untraced.issuperset([*op.indices, *([] if op.mask is None else [op.mask])])
+    if not known or s.guard is not None:
+        return
+    (at,), (size,) = [s.env[index] for index in op.indices], view.shape
+    outside = both(lanes, mx.logical_or(at < 0, at >= size))
+    assert outside is not None
+    if not mx.any(outside).item():
+        return
+    wrong = mx.broadcast_to(at, outside.shape).reshape(-1)[mx.argmax(outside.reshape(-1))]
+    what = "load" if isinstance(op, Load) else "store"
+    raise LaunchError(
+        f"[{what}] offset {wrong.item()} lies outside {view.param}, which has {size} elements",
+        op.loc,
+        "mask what lies outside: mask=offsets < n",
+    )
 
 
 def tensor(s: Programs, op: Tensor) -> None:
@@ -59,6 +85,7 @@ def tensor(s: Programs, op: Tensor) -> None:
         tuple(s.known(value) for value in op.shape),
         tuple(s.known(value) for value in op.strides),
         mx.int64 if wide else mx.int32,
+        op.whole,
     )
 
 

@@ -128,22 +128,23 @@ where it is made: metile.arange(..., layout=...)
 v = metile.load(x + i)
 j = metile.arange(0, 64, layout=SWAP)
 target.store(j, source.load(j))
-> k.py:11:9: error: [load()] is not available beside explicit thread layouts (one is stated in \
-line 12)
+> k.py:11:9: error: [load] pointer arithmetic on x is not available beside explicit thread layouts \
+(one is stated in line 12)
 >       v = metile.load(x + i)
 >           ^^^^^^^^^^^^^^^^^^
-> hint: explicit ownership is for straight-line programs over tensor descriptors
+> hint: declare a view: metile.tensor(x, shape=...)
 """,
     ),
-    "a pointer load converted (O4)": (
-        metile.CompileError,
+    "a pointer load converted (O5)": (
+        metile.OwnershipError,
         """\
 v = metile.load(x + i)
 target.store(i, metile.convert_layout(v, SWAP))
-> k.py:12:43: error: [convert_layout] value is `v`, a per-thread f32, expected a tile
->       target.store(i, metile.convert_layout(v, SWAP))
->                                             ^
-> hint: a value of each thread's own has no owner to convert; load a tile through metile.tensor
+> k.py:11:9: error: [load] pointer arithmetic on x is not available beside explicit thread layouts \
+(one is stated in line 12)
+>       v = metile.load(x + i)
+>           ^^^^^^^^^^^^^^^^^^
+> hint: declare a view: metile.tensor(x, shape=...)
 """,
     ),
     "a pointer store beside explicit layouts (O5)": (
@@ -152,11 +153,11 @@ target.store(i, metile.convert_layout(v, SWAP))
 v = metile.convert_layout(source.load(i), SWAP)
 metile.store(y + i, 1.0)
 target.store(metile.arange(0, 64, layout=SWAP), v)
-> k.py:12:5: error: [store()] is not available beside explicit thread layouts (one is stated in \
-line 11)
+> k.py:12:5: error: [store] pointer arithmetic on y is not available beside explicit thread \
+layouts (one is stated in line 11)
 >       metile.store(y + i, 1.0)
 >       ^^^^^^^^^^^^^^^^^^^^^^^^
-> hint: explicit ownership is for straight-line programs over tensor descriptors
+> hint: declare a view: metile.tensor(y, shape=...)
 """,
     ),
     "thread_id meets an explicit layout (O4)": (

@@ -1,7 +1,7 @@
 """The automatic path: pointers, per-thread values, threadgroup memory, matrix tiles (SPEC K6).
 
-These translate to `tile.automatic`, which names the construct; ownership inference rejects it
-beside explicit layouts (SPEC O4, O5), and wherever it has no lowering.
+Pointers are views of whole arrays. What has no lowering translates to `tile.automatic`, which names
+the construct; ownership inference rejects all of them beside explicit layouts (SPEC O4, O5).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from metile_mlx.dtypes import f32, i32
 from metile_mlx.frontend.build import Build
 from metile_mlx.frontend.language.arguments import dtype_argument, shape_argument
-from metile_mlx.frontend.language.tensors import Pointer, Tensor
+from metile_mlx.frontend.language.tensors import Pointer, Tensor, load_whole, store_whole
 from metile_mlx.frontend.language.types import (
     DTypeLike,
     IndexLike,
@@ -29,10 +29,20 @@ from metile_mlx.ir.types import PointerType
 
 
 def load(pointer: Pointer, mask: MaskLike | None = None, fill: ScalarLike = 0) -> Tile:
-    """`metile.load(X + offsets, mask=, fill=)`: read `X` at element offsets, unbounded (SPEC K6).
+    """`metile.load(X + offsets, mask=, fill=)`: read `X` at element offsets (SPEC K6).
+
+    Offsets count elements of the flat array, whatever its shape. A lane that is not masked off has
+    to stay inside the array: the emulator and, where it can tell, the reference report one that
+    doesn't; compiled for a device it gives `fill`, and nothing outside is read.
+
+    Args:
+        pointer: an array parameter plus i32 offsets, uniform or tile; the array alone is offset 0.
+        mask: bool, uniform or tile.
+        fill: what lanes that are masked off get; converted to the array's dtype.
 
     Raises:
-        CompileError: not `array + offsets`; `Tensor.load` reads declared views.
+        CompileError: not `array + offsets`; a load after a store to the same array (K7).
+        OwnershipError: beside explicit thread layouts (O5).
     """
     raise outside("load")
 
@@ -40,8 +50,13 @@ def load(pointer: Pointer, mask: MaskLike | None = None, fill: ScalarLike = 0) -
 def store(pointer: Pointer, value: TileLike, mask: MaskLike | None = None) -> None:
     """`metile.store(X + offsets, value, mask=)`: write `X` at element offsets (SPEC K6).
 
+    Args:
+        pointer, mask: as for `load`; a lane outside the array is reported, or writes nothing.
+        value: as for `Tensor.store`.
+
     Raises:
-        CompileError: not `array + offsets`.
+        CompileError: not `array + offsets`, or a value of another kind of dtype.
+        OwnershipError: beside explicit thread layouts (O5).
     """
     raise outside("store")
 
@@ -119,11 +134,11 @@ def _automatic(build: Build, *inputs: object, dtype: object = i32) -> Value:
     return build.add(Automatic(f"{name}()", tuple(values), dtype_argument(build, dtype)), name)
 
 
-def _pointer(build: Build, pointer: object) -> PointerOffset | Value:
+def _pointer(build: Build, pointer: object) -> PointerOffset:
     if isinstance(pointer, PointerOffset):
         return pointer
     if isinstance(pointer, Value) and isinstance(pointer.type, PointerType):
-        return pointer
+        return PointerOffset(pointer, build.constant(0, i32))
     raise build.error(
         f"pointer is {describe(pointer)}, expected array + offsets",
         "pointer",
@@ -134,14 +149,13 @@ def _pointer(build: Build, pointer: object) -> PointerOffset | Value:
 @rule(load)
 def _load(build: Build, pointer: object, mask: object, fill: object) -> Value:
     source = _pointer(build, pointer)
-    array = source.array if isinstance(source, PointerOffset) else source
-    assert isinstance(array.type, PointerType)
-    return _automatic(build, source, mask, fill, dtype=array.type.dtype)
+    return load_whole(build, source.array, source.offset, mask, fill)
 
 
 @rule(store)
 def _store(build: Build, pointer: object, value: object, mask: object) -> None:
-    _automatic(build, _pointer(build, pointer), build.number(value, "value"), mask)
+    target = _pointer(build, pointer)
+    store_whole(build, target.array, target.offset, value, mask)
 
 
 @rule(thread_id)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
+from math import prod
 from typing import overload
 
 from metile_mlx.dtypes import DType, f32, i32, u32
-from metile_mlx.errors import UnsupportedError
 from metile_mlx.frontend import loops
 from metile_mlx.frontend.build import Build
 from metile_mlx.frontend.language.types import DTypeLike, Scalar, Tile
 from metile_mlx.frontend.loops import TileRange
 from metile_mlx.frontend.naming import suffix
+from metile_mlx.frontend.operators import BINARY, binary
 from metile_mlx.frontend.rules import outside, rule
 from metile_mlx.frontend.values import describe
 from metile_mlx.ir import tile
-from metile_mlx.ir.arith import REDUCED, CombineKind
+from metile_mlx.ir.arith import REDUCED, BinaryKind, CombineKind, CompareKind
 from metile_mlx.ir.core import Value
 from metile_mlx.ir.types import TileType
 
@@ -98,11 +100,21 @@ def min(x: Tile, axis: int | None = None, acc: DTypeLike | None = None) -> Tile 
     raise outside("min")
 
 
-def argmax(x: Tile, axis: int | None = None) -> Scalar:
-    """The index of the largest element, the smallest index among equals (SPEC K6).
+@overload
+def argmax(x: Tile, axis: None = None) -> Scalar: ...
+@overload
+def argmax(x: Tile, axis: int) -> Tile: ...
+def argmax(x: Tile, axis: int | None = None) -> Tile | Scalar:
+    """The index of the largest element, i32; the smallest index among equals (SPEC K6, F51).
+
+    Of the flattened tile, or along `axis`, as a tile like that of `max`. The first NaN counts as
+    the largest, as in MLX.
+
+    Args:
+        x, axis: as for `max`.
 
     Raises:
-        UnsupportedError: reductions are not supported yet.
+        CompileError: as `max`.
     """
     raise outside("argmax")
 
@@ -110,11 +122,6 @@ def argmax(x: Tile, axis: int | None = None) -> Scalar:
 @rule(tile_range)
 def _tile_range(build: Build, start: object, end: object, step: object) -> TileRange:
     return loops.tile_range(build, start, end, step)
-
-
-def _reduction(build: Build) -> UnsupportedError:
-    name = build.call.name
-    return UnsupportedError(f"[{name}] this reduction is not supported yet", build.call.loc)
 
 
 def _combined(build: Build, kind: CombineKind, x: object, axis: object, acc: object) -> Value:
@@ -181,5 +188,31 @@ def _min(build: Build, x: object, axis: object, acc: object) -> Value:
 
 
 @rule(argmax)
-def _argmax(build: Build, x: object, axis: object) -> object:
-    raise _reduction(build)
+def _argmax(build: Build, x: object, axis: object) -> Value:
+    """The smallest index at which the maximum stands, or a NaN."""
+    largest = _combined(build, CombineKind.MAX, x, axis, None)
+    assert isinstance(x, Value)
+    assert isinstance(x.type, TileType)
+    along = _axis(build, axis, len(x.type.shape))
+    is_best = build.add(tile.Compare(CompareKind.EQ, x, largest), "is_largest")
+    if x.type.dtype.is_float:
+        is_nan = build.add(tile.Compare(CompareKind.NE, x, x), "is_nan")
+        is_best = build.add(tile.Binary(BinaryKind.OR, is_best, is_nan), "is_largest")
+    index = _positions(build, x.type, along)
+    behind = build.constant(x.type.size, i32)
+    place = build.add(tile.Select(is_best, index, behind), "place")
+    return build.add(tile.Reduce(CombineKind.MIN, place, along), suffix(x, "argmax"))
+
+
+def _positions(build: Build, like: TileType, along: int | None) -> Value:
+    """Each element's index in the flattened tile, or along an axis."""
+    start = build.constant(0, i32)
+    flat = build.add(tile.Arange(start, like.size, like.layout), "index")
+    shaped = build.add(tile.Reshape(flat, like.shape), "index") if like.shape[1:] else flat
+    if along is None:
+        return shaped
+    behind, extent = prod(like.shape[along + 1 :]), like.shape[along]
+    row = binary(build, BINARY[ast.FloorDiv], shaped, behind) if behind > 1 else shaped
+    made = binary(build, BINARY[ast.Mod], row, extent) if along > 0 else row
+    assert isinstance(made, Value)
+    return made

@@ -247,6 +247,16 @@ def _load(build: Build, self: Value, indices: object, mask: object, fill: object
     return build.add(item, f"{self.name}_load")
 
 
+def load_whole(build: Build, array: Value, offset: Value, mask: object, fill: object) -> Value:
+    """`metile.load(array + offset)`: as through a view of all elements."""
+    return _load(build, build.whole(array, "read"), offset, mask, fill)
+
+
+def store_whole(build: Build, array: Value, offset: Value, value: object, mask: object) -> None:
+    """`metile.store(array + offset, value)`: as through a view of all elements."""
+    _store(build, build.whole(array, "write"), offset, value, mask)
+
+
 @rule(Tensor.store, "store")
 def _store(build: Build, self: Value, indices: object, value: object, mask: object) -> None:
     type_ = self.type
