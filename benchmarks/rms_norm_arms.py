@@ -30,7 +30,7 @@ ROUNDED_ONCE = (GRAPH, TRITON, TORCH)
 # Rounding twice can move the second result by one step more; PyTorch may round either way.
 ONE_STEP = (GRAPH, TRITON)
 # Rows that are compared with float64 where there are more.
-MOST_CHECKED = 4096
+MOST_CHECKED = 1024
 Float64 = np.ndarray[Any, np.dtype[np.float64]]
 
 

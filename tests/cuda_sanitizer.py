@@ -117,13 +117,13 @@ def run_all(folder: Path, name: str, only: int | None) -> int:
     """Every kernel of a file, or one; prints what is wrong, and returns how many are."""
     launches = json.loads((folder / f"{name}.json").read_text())
     driver = Driver()
-    module = driver.module(folder / f"{name}.cubin")
+    modules = {name: driver.module(folder / name) for name in {one["file"] for one in launches}}
     wrong = 0
     with np.load(folder / f"{name}.npz") as arrays:
         held = {key: arrays[key] for key in arrays.files}
     for number, launch in enumerate(launches):
         if only in (None, number):
-            message = run_one(driver, module, launch, number, held)
+            message = run_one(driver, modules[launch["file"]], launch, number, held)
             if message:
                 wrong += 1
                 print(f"WRONG {launch['module']}: {launch['name']}: {message}", flush=True)
