@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 from metile_kernels.rmsnorm import (
@@ -27,6 +26,7 @@ _ROUNDINGS = ("mlx", "f32")
 _Prepared: TypeAlias = "tuple[Dispatch, tuple[int, ...]]"
 # Dispatches kept per set of options, one for each shape and dtype; dropped all at once (F04).
 _KEPT = 256
+_KEPT_NORMS = 64
 
 
 def rms_norm(
@@ -180,9 +180,18 @@ def _block(columns: int) -> int:
     return max(SIMD_WIDTH, 1 << (columns - 1).bit_length())
 
 
-@lru_cache(maxsize=64)
+_norms: dict[object, _Norm] = {}
+
+
 def _norm(eps: float, rounded: bool, dtype: mx.Dtype, stream: Place) -> _Norm:
-    return _Norm(eps, rounded, dtype, stream)
+    # MLX's streams are equal by value and hash by identity: each `mx.default_stream` is another.
+    key = (eps, rounded, dtype, None if stream is None else repr(stream))
+    found = _norms.get(key)
+    if found is None:
+        if len(_norms) >= _KEPT_NORMS:
+            _norms.clear()
+        found = _norms[key] = _Norm(eps, rounded, dtype, stream)
+    return found
 
 
 def _as_float(x: mx.array, dtype: mx.Dtype) -> mx.array:
