@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import emulated, left_out, profile, simulated_metal, timing
+from tests.support import emulated, left_out, profile, simulated_metal, timing, tried
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).resolve().parent / "golden"
@@ -63,11 +63,37 @@ def _faulty(request: pytest.FixtureRequest) -> Iterator[None]:
     COLLECTOR.on = True
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    tried.note_item(item.nodeid, getattr(item, "obj", None))
+
+
+class Failures:
+    """Says which test failed when it does, not only after hours."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            during = "" if report.when == "call" else f" ({report.when})"
+            self._terminal.write(f"\nFAILED {report.nodeid}{during}\n", flush=True, red=True)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    terminal = session.config.pluginmanager.getplugin("terminalreporter")
+    # Processes of pytest-xdist have a terminal too, which nobody sees.
+    if terminal is not None and not hasattr(session.config, "workerinput"):
+        session.config.pluginmanager.register(Failures(terminal))
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["emulated"] = astuple(TALLY)
         output["left_out"] = LEFT_OUT
+        output["tried"] = tried.CASES
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -77,6 +103,7 @@ def pytest_testnodedown(node: Any) -> None:
     TALLY.add(emulated.Tally(*output.get("emulated", ())))
     # Each collects all tests.
     LEFT_OUT.update(output.get("left_out", {}))
+    tried.CASES.update(output.get("tried", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -95,6 +122,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if phases:
         terminalreporter.section("tests and seconds per file")
         for line in timing.table(timing.per_file(phases)):
+            terminalreporter.line(line)
+        terminalreporter.section("cases tried, over all parameters of a test")
+        ran = {report.nodeid for report in phases if report.when == "call"}
+        for line in tried.table(tried.per_test(tried.CASES, ran)):
             terminalreporter.line(line)
 
 

@@ -42,7 +42,6 @@ def test_a_missing_clang_is_one_failure_that_says_what_to_install(tmp_path: Path
     )
     assert "hint: apt-get install clang-19" in text
     assert "or leave them out: -m 'not emulator'" in text
-    assert text.count("\nFAILED ") == 1
     assert re.search(r"^1 failed, \d\d passed, 1\d deselected", text, re.M)
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from hypothesis import HealthCheck, settings
+
+from tests.support import tried
 
 VARIABLE = "METILE_TEST_PROFILE"
 EXAMPLES = {"dev": 50, "ci": 500, "full": 5000}
@@ -26,9 +29,12 @@ def name() -> str:
 def count(*, ci: int, full: int) -> int:
     """How many cases a test tries under the present profile; `dev` tries at most 50 of `ci`.
 
-    For `@settings(max_examples=count(ci=100, full=20_000))`, and for loops over random cases.
+    For `@settings(max_examples=count(ci=100, full=20_000))`, for loops over random cases, and for a
+    constant of the module. A `full` run ends with a table of these numbers.
     """
-    return {"dev": min(ci, EXAMPLES["dev"]), "ci": ci, "full": full}[name()]
+    chosen = {"dev": min(ci, EXAMPLES["dev"]), "ci": ci, "full": full}[name()]
+    tried.note(chosen, sys._getframe(1))
+    return chosen
 
 
 def load() -> None:
