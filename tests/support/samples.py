@@ -12,6 +12,7 @@ from metile_mlx.ir.core import Func
 
 ACROSS = metile.ThreadLayout((3, 4, 5, 0, 1, 2), xor_mask=9)
 ADJACENT = metile.ThreadLayout((6, 7, 8, 0, 1, 2, 3, 4, 5), elements_per_thread=8)
+FOURS = metile.ThreadLayout((5, 6, 0, 1, 2, 3, 4), elements_per_thread=4)
 LANES = metile.ThreadLayout((1, 0, 3, 2, 4, 5), xor_mask=5)
 
 
@@ -41,11 +42,11 @@ def chain(x, y, n):
 
 @metile.kernel
 def turned(x, y, n):
-    source = metile.tensor(x, shape=(n, 64), access="read")
-    target = metile.tensor(y, shape=(n, 64), access="write")
-    row, i = metile.program_id(0), metile.arange(0, 64, layout=ACROSS)
-    value = metile.permute(source.load((row, i)), range(5, -1, -1), xor_mask=3)
-    target.store((row, i), metile.convert_layout(value, ACROSS))
+    source = metile.tensor(x, shape=(n, 128), access="read")
+    target = metile.tensor(y, shape=(n, 128), access="write")
+    row, i = metile.program_id(0), metile.arange(0, 128, layout=FOURS)
+    value = metile.permute(source.load((row, i)), range(6, -1, -1), xor_mask=3)
+    target.store((row, i), metile.convert_layout(value, FOURS))
 
 
 @metile.inline
