@@ -87,7 +87,7 @@ def test_v2_helpers_for_both_address_spaces(dtype: DType) -> None:
 
 def test_v2_no_guard_where_everything_is_proven() -> None:
     source = msl(row_func(adjacent(256), extent=256))
-    assert "float4 vector = metile_load4(&x[index]);" in source.body
+    assert "float4 vector = metile_load4(&x[offset]);" in source.body
     assert "if (" not in source.body
     assert "metile_consecutive" not in source.header + source.body
 
