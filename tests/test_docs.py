@@ -67,9 +67,24 @@ def test_table_of_variables_is_what_config_reads() -> None:
     assert set(listed) == read == set(doctor.VARIABLES)
 
 
-def test_the_drawing_is_what_the_command_draws() -> None:
-    drawn = (ROOT / "docs" / "transpose8.svg").read_text(encoding="utf-8")
-    assert drawn == metile.ThreadLayout((3, 4, 5, 0, 1, 2)).svg()
+DRAWINGS = {
+    "transpose8.svg": metile.ThreadLayout((3, 4, 5, 0, 1, 2)),
+    "striped2.svg": metile.ThreadLayout.identity(64, elements_per_thread=2),
+    "adjacent2.svg": metile.ThreadLayout((5, 0, 1, 2, 3, 4), elements_per_thread=2),
+    "rotated.svg": metile.ThreadLayout((1, 2, 3, 4, 0, 5)),
+}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_each_drawing_is_what_the_code_draws(name: str) -> None:
+    drawn = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert drawn == DRAWINGS[name].svg()
+
+
+def test_every_drawing_is_tested_and_shown() -> None:
+    assert {path.name for path in (ROOT / "docs").glob("*.svg")} == set(DRAWINGS)
+    shown = re.findall(r"!\[[^\]]+\]\((\w+\.svg)\)", TEXTS[ROOT / "docs" / "layouts.md"])
+    assert sorted(shown) == sorted(DRAWINGS)
 
 
 def test_every_public_name_is_in_the_documentation() -> None:
