@@ -4,6 +4,7 @@ in floating point. Backends must then agree in every bit."""
 from __future__ import annotations
 
 from metile_mlx.ir.core import Func, Op, Value, walk
+from metile_mlx.ir.lanes import Shared
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.tile import (
@@ -37,11 +38,10 @@ def exact_outputs(func: Func) -> frozenset[str]:
     """
     rounded = _Rounded(func)
     tensors = {op.result: op.param for op in walk(func.body) if isinstance(op, Tensor)}
-    outputs = {tensors[op.tensor].name for op in walk(func.body) if isinstance(op, Store)}
+    stores = [op for op in walk(func.body) if isinstance(op, Store) and op.tensor in tensors]
+    outputs = {tensors[op.tensor].name for op in stores}
     touched = {
-        tensors[op.tensor].name
-        for op in walk(func.body)
-        if isinstance(op, Store) and any(rounded(value) for value in _parts(op))
+        tensors[op.tensor].name for op in stores if any(rounded(value) for value in _parts(op))
     }
     return frozenset(outputs - touched)
 
@@ -55,6 +55,8 @@ class _Rounded:
 
     def __init__(self, func: Func) -> None:
         self._found: set[Value] = set()
+        # What lies there may come from anywhere.
+        self._shared = {op.result for op in walk(func.body) if isinstance(op, Shared)}
         before = -1
         # What a loop carries may depend on what it makes of it.
         while before < len(self._found):
@@ -70,7 +72,9 @@ class _Rounded:
             self._merge(item)
             return
         operands = [v for v in item.operands() if isinstance(v.type, ScalarType | TileType)]
-        computed = not isinstance(item, _MOVES)
+        computed = not isinstance(item, _MOVES) or (
+            isinstance(item, Load) and item.tensor in self._shared
+        )
         for value in item.results:
             if any(map(self, operands)) or (computed and _is_float(value)):
                 self._found.add(value)

@@ -13,6 +13,7 @@ from metile_mlx.errors import CompileError
 from metile_mlx.ir import tile
 from metile_mlx.ir.arith import CombineKind
 from metile_mlx.ir.core import Func, Op, Value, definitions, walk
+from metile_mlx.ir.lanes import Shared
 from metile_mlx.ir.loops import For
 
 
@@ -82,23 +83,27 @@ def _loads(value: Value, made_by: Mapping[Value, Op]) -> Iterator[tile.Load]:
 
 def _leaves_out(load: tile.Load, made_by: Mapping[Value, Op], forms: Mapping[Value, Form]) -> bool:
     view = made_by[load.tensor]
-    assert isinstance(view, tile.Tensor)
+    if isinstance(view, Shared):
+        sizes: tuple[Value | int, ...] = view.shape
+    else:
+        assert isinstance(view, tile.Tensor)
+        sizes = view.shape
     return load.mask is not None or not all(
         _within(index, extent, made_by, forms)
-        for index, extent in zip(load.indices, view.shape, strict=True)
+        for index, extent in zip(load.indices, sizes, strict=True)
     )
 
 
 def _within(
-    index: Value, extent: Value, made_by: Mapping[Value, Op], forms: Mapping[Value, Form]
+    index: Value, extent: Value | int, made_by: Mapping[Value, Op], forms: Mapping[Value, Form]
 ) -> bool:
     """Whether 0 <= index < extent for certain."""
-    here, size = made_by.get(index), made_by.get(extent)
+    here = made_by.get(index)
+    size = None if isinstance(extent, int) else made_by.get(extent)
     if isinstance(here, tile.ProgramId) and isinstance(size, tile.NumPrograms):
         return here.axis == size.axis
     form = forms.get(index)
     if form is None or isinstance(form, str) or not form.is_fixed:
         return False
-    return isinstance(size, tile.Constant) and bool(
-        form.part.min() >= 0 and form.part.max() < size.value
-    )
+    known = size.value if isinstance(size, tile.Constant) else extent
+    return isinstance(known, int) and bool(form.part.min() >= 0 and form.part.max() < known)

@@ -30,6 +30,7 @@ from metile_mlx.emit.source import KernelSource
 from metile_mlx.emit.thread_tables import is_uniform
 from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Func, Op, Value, walk
+from metile_mlx.ir.lanes import ThreadLaneReduce, ThreadLaneShuffle, ThreadSync
 from metile_mlx.ir.loops import ThreadFor
 from metile_mlx.ir.metal import (
     Barrier,
@@ -323,10 +324,13 @@ EXPRESSIONS: dict[type[Op], Expression] = {
     NumPrograms: _num_programs,
     Shuffle: _shuffle,
     SimdReduce: _simd_reduce,
+    ThreadLaneReduce: _simd_reduce,
+    ThreadLaneShuffle: _shuffle,
 }
 LINES: dict[type[Op], Statement] = {
     **STATEMENTS,
     **GROUPS,
+    ThreadSync: nothing,
     Barrier: nothing,  # phases end there
     Print: write_print,
 }

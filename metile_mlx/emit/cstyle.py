@@ -21,6 +21,7 @@ from metile_mlx.emit.reserved import legal_identifier
 from metile_mlx.emit.source import Argument
 from metile_mlx.ir.arith import BinaryKind, element
 from metile_mlx.ir.core import Block, Func, Op, Value, definitions, walk
+from metile_mlx.ir.lanes import SharedAlloc
 from metile_mlx.ir.loops import ThreadFor
 from metile_mlx.ir.metal import (
     Cast,
@@ -379,6 +380,7 @@ STATEMENTS: dict[type[Op], Statement] = {
     AxisReduction: nothing,
     Store: CStyle.store_row,
     ThreadgroupAlloc: allocate,
+    SharedAlloc: allocate,
     ThreadgroupStore: CStyle.threadgroup_store_row,
     If: CStyle.if_row,
     ThreadFor: CStyle.for_row,

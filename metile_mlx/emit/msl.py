@@ -28,6 +28,7 @@ from metile_mlx.emit.source import KernelSource
 from metile_mlx.errors import UnsupportedError
 from metile_mlx.ir.arith import BinaryKind, CombineKind, element
 from metile_mlx.ir.core import Func, Op, Value
+from metile_mlx.ir.lanes import ThreadLaneReduce, ThreadLaneShuffle, ThreadSync
 from metile_mlx.ir.metal import (
     Barrier,
     Extract,
@@ -204,11 +205,14 @@ EXPRESSIONS: dict[type[Op], Expression] = {
     NumPrograms: _num_programs,
     Shuffle: _shuffle,
     SimdReduce: _simd_reduce,
+    ThreadLaneReduce: _simd_reduce,
+    ThreadLaneShuffle: _shuffle,
     Extract: groups.extract,
 }
 LINES: dict[type[Op], Statement] = {
     **STATEMENTS,
     Barrier: _barrier,
+    ThreadSync: _barrier,
     LoadGroup: groups.load_group,
     StoreGroup: groups.store_group,
     Print: _print,

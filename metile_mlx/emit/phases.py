@@ -268,7 +268,12 @@ class Plan:
         for phase in phases:
             made: list[Segment] = []
             for segment in phase.segments:
-                first = [item for item in segment.assigned if self._is_gather(item)]
+                written = {i.buffer for i in segment.assigned if isinstance(i, ThreadgroupStore)}
+                first = [
+                    item
+                    for item in segment.assigned
+                    if self._is_gather(item) and written.isdisjoint(item.operands())
+                ]
                 rest = [item for item in segment.assigned if item not in first]
                 if first and any(not isinstance(item, _MEMORY) for item in rest):
                     made += [Segment(first), Segment(rest)]

@@ -89,6 +89,7 @@ class Build:
         lazy_scalars: runtime scalars that came as MLX arrays, as loaded at entry.
         grid_extents: results of num_programs, which the host knows too.
         loops, branches: how many unrolled loops and runtime branches are open.
+        shared: declared threadgroup memory.
         sizes: scalars that no parameter is: elements of an array, by array.
         entry: what stands before everything else.
     """
@@ -102,6 +103,7 @@ class Build:
         self.loops = 0
         self.branches = 0
         self.sizes: dict[Value, Value] = {}
+        self.shared: set[Value] = set()
         self.entry = Builder(loc)
         self._wholes: dict[tuple[Value, str], Value] = {}
         self._scope = Scope(Builder(loc))

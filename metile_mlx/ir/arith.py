@@ -162,19 +162,20 @@ def identity(kind: CombineKind, dtype: DType) -> int | float:
     return dtype.min if kind is CombineKind.MAX else dtype.max
 
 
-def join(values: Iterable[Value], dtype: DType) -> Type:
+def join(values: Iterable[Value], dtype: DType, uniform: bool = True) -> Type:
     """The type of an elementwise result: the shape and layout of the tiles among `values`.
 
     A tile whose layout is undecided takes that of the others; whether decided owners agree is the
-    ownership pass's business (SPEC O3), so the first one is taken here.
+    ownership pass's business (SPEC O3), so the first one is taken here. A scalar is `uniform` only
+    where all of them are.
 
     Raises:
         CompileError: two tiles of different shapes.
     """
     tiles = [(value, value.type) for value in values if isinstance(value.type, TileType)]
     if not tiles:
-        uniform = all(value.type.uniform for value in values if isinstance(value.type, ScalarType))
-        return ScalarType(dtype, uniform)
+        given = all(value.type.uniform for value in values if isinstance(value.type, ScalarType))
+        return ScalarType(dtype, uniform and given)
     first = tiles[0]
     for other in tiles[1:]:
         if other[1].shape != first[1].shape:

@@ -299,7 +299,8 @@ class Load(Op):
     def infer(self) -> tuple[Type, ...]:
         assert isinstance(self.tensor.type, TensorType)
         shaped = (*self.indices, *([self.mask] if self.mask is not None else []))
-        return (join(shaped, self.tensor.type.dtype),)
+        uniform = self.tensor.type.access != "shared"
+        return (join(shaped, self.tensor.type.dtype, uniform),)
 
     def verify(self) -> None:
         tensor = _access(self.tensor, self.indices, self.mask, "load")
@@ -338,7 +339,7 @@ class Store(Op):
         masks = () if self.mask is None else (self.mask,)
         where = join((*self.indices, *masks), bool_)
         join((*self.indices, *masks, self.value), bool_)
-        if isinstance(self.value.type, TileType) and not isinstance(where, TileType):
+        if isinstance(self.value.type, TileType) and where == ScalarType(bool_):
             raise CompileError(
                 f"[store] a tile of {self.value.type.size} values goes to one address",
                 hint="index with a tile: metile.arange(...)",

@@ -83,7 +83,10 @@ class PointerType:
 
 @dataclass(frozen=True)
 class TensorType:
-    """A declared view of an array argument (SPEC K2); `access` is read, write or read_write."""
+    """A declared view of an array argument (SPEC K2); `access` is read, write or read_write.
+
+    Of threadgroup memory it is `shared`: each thread loads for itself (SPEC K6).
+    """
 
     dtype: DType
     rank: int

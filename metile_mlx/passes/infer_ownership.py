@@ -10,6 +10,7 @@ from metile_mlx.context import Context
 from metile_mlx.dtypes import bf16, bool_, f16, f32, i32, u32
 from metile_mlx.errors import CompileError, LayoutError, OwnershipError, UnsupportedError
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
+from metile_mlx.ir.lanes import DECLARED, LaneReduce, LaneShuffle, Sync
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.tile import Arange, Automatic, Convert, If, Reduce, Select, Splat, Tensor
@@ -43,7 +44,7 @@ def infer_ownership(func: Func, ctx: Context) -> Func:
         _reject_automatic(ops)
     else:
         _check_explicit(ops, statement, ctx)
-    _check_reductions(func)
+    _check_meetings(func)
     threads = _check_sizes(ops)
     owners = _Owners()
     body = owners.block(func.body)
@@ -139,6 +140,9 @@ class _Owners:
         return f"{_layout(value)!r}{note}"
 
 
+_OWN = (Automatic, *DECLARED)
+
+
 def _first_statement(ops: tuple[Op, ...]) -> Op | None:
     """The first op that states a layout: the program is explicit when there is one."""
     for item in ops:
@@ -167,12 +171,12 @@ def _check_explicit(ops: tuple[Op, ...], statement: Op, ctx: Context) -> None:
             statement.loc,
             "use vector_width=None, or 1 to turn grouping off",
         )
-    if any(isinstance(item, Automatic) for item in ops):
+    if any(isinstance(item, _OWN) for item in ops):
         made_by = {value: item for item in ops for value in item.results}
         for item in ops:
             _check_broadcast(item, made_by)
     for item in ops:
-        if isinstance(item, Automatic):
+        if isinstance(item, _OWN):
             raise OwnershipError(
                 f"[{item.construct}] is not available beside {where}",
                 item.loc,
@@ -202,7 +206,7 @@ def _check_explicit(ops: tuple[Op, ...], statement: Op, ctx: Context) -> None:
 
 def _check_broadcast(item: Op, made_by: dict[Value, Op]) -> None:
     """A scalar that differs between threads never meets an owned tile (SPEC O4)."""
-    if isinstance(item, Automatic):
+    if isinstance(item, _OWN):
         return
     own = [v for v in item.operands() if isinstance(v.type, ScalarType) and not v.type.uniform]
     owned = [v for v in item.operands() if isinstance(v.type, TileType) and v.type.layout]
@@ -219,7 +223,7 @@ def _check_broadcast(item: Op, made_by: dict[Value, Op]) -> None:
 def _construct(value: Value, made_by: dict[Value, Op]) -> str:
     """The construct of the automatic path a per-thread scalar comes from."""
     item = made_by[value]
-    if isinstance(item, Automatic):
+    if isinstance(item, _OWN):
         return item.construct
     source = next(
         v for v in item.operands() if isinstance(v.type, ScalarType) and not v.type.uniform
@@ -240,15 +244,15 @@ def _check_dtype(item: Op) -> None:
             )
 
 
-def _check_reductions(func: Func) -> None:
-    """Every thread takes part in a reduction, or none of the threadgroup does (SPEC C2, R2)."""
-    if not any(isinstance(item, Reduce) for item in walk(func.body)):
+def _check_meetings(func: Func) -> None:
+    """Every thread takes part where threads meet, or none of the threadgroup does (SPEC C2)."""
+    if not any(isinstance(item, _MEET) for item in walk(func.body)):
         return
     proven = proven_uniform(func)
 
     def visit(block: Block, doubt: tuple[Op, Value] | None) -> None:
         for item in block.ops:
-            if isinstance(item, Reduce) and doubt is not None:
+            if isinstance(item, _MEET) and doubt is not None:
                 raise _doubtful(item, *doubt)
             unproven = [value for value in _deciding(item) if value not in proven]
             inside = (item, unproven[0]) if unproven else doubt
@@ -256,6 +260,9 @@ def _check_reductions(func: Func) -> None:
                 visit(inner, inside)
 
     visit(func.body, None)
+
+
+_MEET = (Reduce, LaneReduce, LaneShuffle, Sync)
 
 
 def _deciding(item: Op) -> tuple[Value, ...]:
@@ -273,12 +280,18 @@ def _doubtful(item: Op, around: Op, value: Value) -> CompileError:
     what = "condition" if isinstance(around, If) else "bound"
     where = "runtime `if`" if isinstance(around, If) else "loop"
     return CompileError(
-        f"[{_label(item)}] a reduction under the {where} of line {around.loc.line}, whose {what} "
+        f"[{_label(item)}] {_what(item)} under the {where} of line {around.loc.line}, whose {what} "
         f"{_named(value)} is not proven to be the same in all threads: it comes from memory",
         item.loc,
-        "all threads take part in a reduction: reduce outside, or decide with runtime scalars, "
-        "program_id and arithmetic on them",
+        "all threads take part in it: move it outside, or decide with runtime scalars, program_id "
+        "and arithmetic on them",
     )
+
+
+def _what(item: Op) -> str:
+    if isinstance(item, Reduce):
+        return "a reduction"
+    return "a barrier" if isinstance(item, Sync) else "an exchange between lanes"
 
 
 def _check_sizes(ops: tuple[Op, ...]) -> int:
@@ -383,5 +396,7 @@ def _label(item: Op) -> str:
         return "convert_layout"
     if isinstance(item, Splat):
         return "full"
+    if isinstance(item, _OWN):
+        return item.construct
     kind = getattr(item, "kind", None)
     return str(kind.value) if kind is not None else item.opcode.removeprefix("tile.")

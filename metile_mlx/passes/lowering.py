@@ -42,6 +42,7 @@ class Lowering:
         b: where the thread's program is built.
         slots: the register slots of each tile, the one value of each scalar.
         views: each declared tensor.
+        shared: the memory of those in threadgroup memory.
     """
 
     def __init__(self, func: Func, ctx: Context, rules: Rules) -> None:
@@ -51,6 +52,7 @@ class Lowering:
         self.b = LaneBuilder(func.threads, func.loc, _holds_registers(func), ctx.propagate_ranges)
         self.slots: dict[Value, Slots] = {}
         self.views: dict[Value, View] = {}
+        self.shared: dict[Value, Value] = {}
         self.pointers: dict[Value, Pointers] = {}
         self._accesses = 0
         access: dict[Value, set[str]] = {}

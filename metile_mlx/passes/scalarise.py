@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from metile_mlx.context import Context
@@ -14,8 +14,9 @@ from metile_mlx.ir.core import Block, Func, Op, Value
 from metile_mlx.ir.loops import For, ThreadFor
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.types import ScalarType, TileType
-from metile_mlx.passes.addresses import View, bounds, offset
+from metile_mlx.passes.addresses import View
 from metile_mlx.passes.integers import floor_divide, modulo
+from metile_mlx.passes.lower_lanes import LANES, differs, load_shared, store_shared, where
 from metile_mlx.passes.lower_moves import MOVES
 from metile_mlx.passes.lowering import Lowered, Lowering, Rules, Slots, slot_name
 from metile_mlx.passes.reductions import reduce
@@ -130,24 +131,10 @@ def _tensor(low: Lowering, item: tile.Tensor) -> Lowered:
     return ((),)
 
 
-def _where(
-    low: Lowering, view: View, indices: Sequence[Value], mask: Value | None
-) -> tuple[Value | None, Value]:
-    """The mask (None: always) and the offset of one slot's access."""
-    inside = bounds(low.b, view, indices, low.ctx)
-    at = offset(low.b, view, indices, low.ctx)
-    _name(inside, "in_bounds")
-    _name(at, "offset")
-    return low.b.both(inside, mask), at
-
-
-def _name(value: Value | None, name: str) -> None:
-    if value is not None and not value.name:
-        value.name = name
-
-
 def _load(low: Lowering, item: tile.Load) -> Lowered:
     view = low.views[item.tensor]
+    if item.tensor in low.shared:
+        return load_shared(low, item, view)
     assert view.source is not None
     dtype = element(item.result)
     fill = low.b.constant(0, dtype) if item.fill is None else low.scalar(item.fill)
@@ -155,7 +142,7 @@ def _load(low: Lowering, item: tile.Load) -> Lowered:
     rows = low.rows(*item.indices, item.mask)
     access, bounded = low.new_access(len(rows)), low.ctx.index_bits == 32
     for *indices, user_mask in rows:
-        mask, at = _where(low, view, [i for i in indices if i is not None], user_mask)
+        mask, at = where(low, view, [i for i in indices if i is not None], user_mask)
         if mask is None:
             found.append(low.b.add(metal.Load(view.source, at, access=access, bounded=bounded)))
         elif low.b.number(mask) == 0:
@@ -167,14 +154,16 @@ def _load(low: Lowering, item: tile.Load) -> Lowered:
 
 def _store(low: Lowering, item: tile.Store) -> Lowered:
     view = low.views[item.tensor]
+    if item.tensor in low.shared:
+        return store_shared(low, item, view)
     assert view.target is not None
     b = low.b
     rows = low.rows(*item.indices, item.value, item.mask)
     access, bounded = low.new_access(len(rows)), low.ctx.index_bits == 32
     for *indices, value, user_mask in rows:
         assert value is not None
-        mask, at = _where(low, view, [i for i in indices if i is not None], user_mask)
-        if not any(isinstance(v.type, TileType) for v in item.operands()):
+        mask, at = where(low, view, [i for i in indices if i is not None], user_mask)
+        if not any(map(differs, item.operands())):
             # One address and one value: one thread is enough.
             mask = b.both(mask, b.compare_number(CompareKind.EQ, b.thread, 0))
         if mask is not None and b.number(mask) == 0:
@@ -191,7 +180,7 @@ def _print(low: Lowering, item: tile.Print) -> Lowered:
     place = (*(b.add(metal.ProgramId(axis)) for axis in range(3)), b.thread)
     for register, (value, mask) in enumerate(low.rows(item.value, item.mask)):
         assert value is not None
-        if isinstance(item.value.type, ScalarType):
+        if not differs(item.value):
             # One line per program.
             mask = b.both(mask, b.compare_number(CompareKind.EQ, b.thread, 0))
         if mask is None or b.number(mask) != 0:
@@ -288,5 +277,6 @@ RULES: Rules = {
     For: _for,
     tile.Yield: _yield,
     **MOVES,
+    **LANES,
     planned.Reduce: reduce,
 }

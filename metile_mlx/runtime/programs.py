@@ -12,9 +12,11 @@ from metile_mlx.dtypes import DType
 from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Block, Effect, Func, Op, Value, definitions, walk
 from metile_mlx.ir.tile import ProgramId
+from metile_mlx.ir.types import TileType
 from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.runtime.optional import mx
 from metile_mlx.runtime.reference_ops import Number
+from metile_mlx.target import SIMD_WIDTH
 
 Shape: TypeAlias = "tuple[int, ...]"
 # A value's array, its Python number, and whether it is fixed, untraced, lazy.
@@ -32,11 +34,18 @@ class View:
     whole: bool = False
 
 
+def _threads(func: Func) -> int:
+    """Of a kernel without stated layouts: one for each element of a tile, else one simdgroup."""
+    types = (value.type for item in walk(func.body) for value in item.results)
+    return next((type_.size for type_ in types if isinstance(type_, TileType)), SIMD_WIDTH)
+
+
 class Programs:
     """All programs of one launch, as far as they have been run.
 
     Attributes:
-        grid: programs along x, y, z.
+        grid: programs along x, y, z; `count`: all of them.
+        threads: of each, where threads have values of their own.
         env: each value computed so far: (P or 1, 1) for a scalar, (P or 1, n) for a tile.
         numbers: uniform values that are Python numbers.
         fixed: values that follow from Python numbers alone.
@@ -56,6 +65,8 @@ class Programs:
         grid: tuple[int, int, int],
     ) -> None:
         self.grid = grid
+        self.count = prod(grid)
+        self.threads = _threads(func)
         self.defined = definitions(func)
         self.params = frozenset(func.params)
         self.integers = with_grid({n: v for n, v in scalars.items() if isinstance(v, int)}, grid)

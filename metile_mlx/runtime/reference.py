@@ -17,6 +17,7 @@ import numpy as np
 from metile_mlx.dtypes import DType
 from metile_mlx.errors import LaunchError, OutOfResources, UnsupportedError
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
+from metile_mlx.ir.lanes import LaneReduce, LaneShuffle, Shared, Sync, ThreadId
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.planned import Barrier, Choose, Scratch, ScratchLoad, ScratchStore, Shuffle
@@ -46,7 +47,7 @@ from metile_mlx.ir.tile import (
     Yield,
 )
 from metile_mlx.ir.types import TileType
-from metile_mlx.runtime import reference_memory
+from metile_mlx.runtime import reference_lanes, reference_memory
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.runtime.optional import mx
@@ -305,12 +306,17 @@ RULES: dict[type[Op], Callable[[Programs, Any], mx.array | None]] = {
     Permute: _permute,
     Convert: _forward,
     Tensor: reference_memory.tensor,
-    Load: reference_memory.load,
-    Store: reference_memory.store,
+    Load: reference_lanes.load,
+    Store: reference_lanes.store,
     Print: _print,
     Automatic: _automatic,
     If: _if,
     For: _for,
+    ThreadId: reference_lanes.thread_id,
+    LaneReduce: reference_lanes.reduce,
+    LaneShuffle: reference_lanes.shuffle,
+    Shared: reference_lanes.shared,
+    Sync: reference_lanes.sync,
     Scratch: reference_memory.scratch,
     ScratchStore: reference_memory.scratch_store,
     ScratchLoad: reference_memory.scratch_load,

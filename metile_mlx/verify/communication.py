@@ -16,6 +16,7 @@ from metile_mlx.dtypes import u16, u32
 from metile_mlx.ir import metal, planned
 from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
+from metile_mlx.ir.lanes import RAW
 from metile_mlx.ir.loops import ThreadFor
 from metile_mlx.ir.stated import AxisReduction
 from metile_mlx.layout.affine import AffineMap, Indices
@@ -24,6 +25,7 @@ from metile_mlx.verify.axis_reductions import cones
 from metile_mlx.verify.conversions import images, wires
 from metile_mlx.verify.correspondence import check_contents
 from metile_mlx.verify.findings import Finding
+from metile_mlx.verify.order import declared
 from metile_mlx.verify.reductions import partials
 from metile_mlx.verify.scratch import WIRE_DTYPES, ScratchOrder
 from metile_mlx.verify.thread_values import ThreadValues
@@ -81,7 +83,9 @@ class _Threads:
     def __init__(self, func: Func) -> None:
         self.func = func
         self.values = ThreadValues(func)
-        self.partials = partials(func)
+        # Not of conversions: what reductions use, and what the user has declared.
+        self.declared = declared(func)
+        self.partials = partials(func) | self.declared
         # What verify/axis_reductions.py looks at, and the memory of each statement.
         self.stated = frozenset(op for cone in cones(func) for op in cone.ops)
         self.rows_scratch = {cone.item: self._slots(cone.buffers) for cone in cones(func)}
@@ -130,7 +134,7 @@ class _Threads:
         """Reductions may stand under conditions that verify/convergence.py proves; no exchange."""
         text = "stands under a condition, expected where every thread takes part"
         inside = [other for block in item.blocks() for other in walk(block)]
-        communicates = [other for other in inside if isinstance(other, _TOGETHER)]
+        communicates = [i for i in inside if isinstance(i, _TOGETHER) and not self.is_raw(i)]
         reduces = any(isinstance(i, metal.SimdReduce | AxisReduction) for i in communicates)
         for other in communicates:
             if not reduces or not self.is_of_reduction(other):
@@ -139,6 +143,12 @@ class _Threads:
             for block in item.blocks():
                 self.events.append(Event(item, "block"))
                 self.block(block)
+
+    def is_raw(self, item: Op) -> bool:
+        """What the user has asked for, verify/convergence.py and verify/order.py check."""
+        if isinstance(item, metal.ThreadgroupStore | metal.ThreadgroupLoad):
+            return item.buffer in self.declared
+        return isinstance(item, RAW)
 
     def is_of_reduction(self, item: Op) -> bool:
         match item:

@@ -5,7 +5,7 @@ barrier has closed yet. A branch leaves those of both sides; the body of a loop 
 that its first accesses meet those which its last iteration left open.
 
 Two accesses conflict when one writes and two different threads name one element. Elements that do
-not follow from the thread index alone may be any.
+not follow from the thread index alone may be any; of one access they are taken to be different.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from metile_mlx.errors import CompileError
 from metile_mlx.ir import metal, planned, tile
 from metile_mlx.ir.core import Block, Func, Op, Value
+from metile_mlx.ir.lanes import SharedAlloc
 from metile_mlx.ir.loops import Loop
 from metile_mlx.layout.affine import Indices
 from metile_mlx.verify.findings import Finding
@@ -32,24 +34,68 @@ class _Access:
     places: Indices | None
 
 
+def declared(func: Func) -> frozenset[Value]:
+    """The threadgroup memory of a Stage.THREAD program that the user has declared."""
+    return frozenset(item.result for item in func.body.ops if isinstance(item, SharedAlloc))
+
+
 def check_order(func: Func) -> list[Finding]:
     """All races on threadgroup memory of a Stage.PLANNED or THREAD program with branches or loops.
 
-    Straight-line programs are the business of verify/scratch.py and verify/reductions.py.
+    Straight-line programs are the business of verify/scratch.py and verify/reductions.py, except
+    for the memory that the user has declared: there a race is the user's.
+
+    Raises:
+        CompileError: a race on declared memory.
     """
-    if not any(item.block_fields for item in func.body.ops):
+    shared = declared(func)
+    if not shared and not any(item.block_fields for item in func.body.ops):
         return []
     walker = _Walk(func)
     walker.block(func.body, frozenset())
-    return list(walker.findings.values())
+    for one, other in walker.races:
+        if one.buffer in shared:
+            raise _race(one, other)
+    return [Finding(one.op, _text(one, other)) for one, other in walker.races if one is not other]
+
+
+def _race(one: _Access, other: _Access) -> CompileError:
+    if one is other:
+        return CompileError(
+            f"[shared] several threads store to one element of {one.buffer.name} here",
+            one.op.loc,
+            "give each thread an element of its own, or mask all but one",
+        )
+    does, did = (_verb(access, access is other) for access in (one, other))
+    again = one.op.loc.line <= other.op.loc.line
+    return CompileError(
+        f"[shared] {one.buffer.name} {does} here what another thread {did} in line "
+        f"{other.op.loc.line}{', an iteration before' if again else ''}: no barrier() stands "
+        "between them on every way through the kernel",
+        one.op.loc,
+        "separate them by metile.barrier(), or give each thread elements of its own",
+    )
+
+
+def _verb(access: _Access, past: bool) -> str:
+    if access.writes:
+        return "has stored" if past else "stores"
+    return "may still load" if past else "loads"
+
+
+def _text(one: _Access, other: _Access) -> str:
+    return (
+        f"{'writes' if one.writes else 'reads'} {one.buffer!r} that line {other.op.loc.line} has "
+        f"{'written' if other.writes else 'read'}, expected a barrier between them on every path"
+    )
 
 
 class _Walk:
     def __init__(self, func: Func) -> None:
         self.values = ThreadValues(func)
-        self.findings: dict[tuple[Op, Op], Finding] = {}
+        # In the order in which they were found.
+        self.races: dict[tuple[_Access, _Access], None] = {}
         self._accesses: dict[tuple[Op, bool], _Access] = {}
-        self._loops = 0
 
     def block(self, block: Block, open_: frozenset[_Access]) -> frozenset[_Access]:
         """The accesses left open behind the block, of those before it and its own."""
@@ -95,18 +141,11 @@ class _Walk:
     def meet(self, item: Op, buffer: Value, writes: bool, open_: frozenset[_Access]) -> _Access:
         """Note an access beside those that are open."""
         made = self.access(item, buffer, writes)
+        if writes and made.places is not None and _may_meet(made, made):
+            self.races.setdefault((made, made))
         for other in open_:
             if other.buffer is buffer and (writes or other.writes) and _may_meet(made, other):
-                what = "written" if other.writes else "read"
-                self.findings.setdefault(
-                    (item, other.op),
-                    Finding(
-                        item,
-                        f"{'writes' if writes else 'reads'} {buffer!r} that line "
-                        f"{other.op.loc.line} has {what}, expected a barrier between them on "
-                        "every path",
-                    ),
-                )
+                self.races.setdefault((made, other))
         return made
 
 

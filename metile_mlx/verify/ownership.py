@@ -8,6 +8,7 @@ from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.planned import Choose, ScratchLoad, Shuffle
 from metile_mlx.ir.tile import Convert
 from metile_mlx.ir.types import ScalarType, SlotsType, TileType
+from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.target import MAX_THREADS, SIMD_WIDTH
 from metile_mlx.verify.findings import Finding
 
@@ -33,13 +34,14 @@ def check_ownership(func: Func, stage: Stage, before: Func | None = None) -> lis
         )
     if stage is Stage.THREAD:
         return findings
+    own = any(_is_own(value) for item in walk(func.body) for value in item.results)
     known: frozenset[Op] = frozenset()
     if stage is Stage.PLANNED and before is not None and before.threads == threads:
         known = frozenset(before.body.ops)
     for item in walk(Block(tuple(item for item in func.body.ops if item not in known))):
         bound = [arg for inner in item.blocks() for arg in inner.args]
         for value in (*item.results, *bound):
-            message = _geometry(value, threads)
+            message = _geometry(value, threads) or (_alignment(value) if own else "")
             if message:
                 findings.append(Finding(item, message))
         message = _agreement(item)
@@ -50,8 +52,6 @@ def check_ownership(func: Func, stage: Stage, before: Func | None = None) -> lis
 
 def _geometry(value: Value, threads: int) -> str:
     type_ = value.type
-    if isinstance(type_, ScalarType) and not type_.uniform:
-        return f"{value!r} differs between threads but has no owner, expected a tile"
     if isinstance(type_, SlotsType) and type_.size != threads * type_.registers:
         return f"{value!r} has {type_.size} slots, expected {threads} threads' registers"
     if not isinstance(type_, TileType):
@@ -66,6 +66,18 @@ def _geometry(value: Value, threads: int) -> str:
             f"{threads}"
         )
     return ""
+
+
+def _is_own(value: Value) -> bool:
+    return isinstance(value.type, ScalarType) and not value.type.uniform
+
+
+def _alignment(value: Value) -> str:
+    """A scalar of each thread's own meets tiles whose element t is thread t's (SPEC O4)."""
+    layout = value.type.layout if isinstance(value.type, TileType) else None
+    if layout is None or layout == ThreadLayout.identity(layout.size):
+        return ""
+    return f"{value!r} stands beside values of each thread's own, expected no layout but identity"
 
 
 def _agreement(item: Op) -> str:

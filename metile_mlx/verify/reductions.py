@@ -16,11 +16,13 @@ from metile_mlx.dtypes import DType
 from metile_mlx.ir import metal, planned
 from metile_mlx.ir.arith import BinaryKind, CombineKind, element
 from metile_mlx.ir.core import Func, Op, Value, definitions, walk
+from metile_mlx.ir.lanes import SharedAlloc, ThreadLaneReduce
 from metile_mlx.ir.types import TileType
 from metile_mlx.layout.affine import Indices
 from metile_mlx.target import SIMD_WIDTH
 from metile_mlx.verify.axis_reductions import check_planned_axis, cones
 from metile_mlx.verify.findings import Finding
+from metile_mlx.verify.order import declared
 from metile_mlx.verify.thread_values import ThreadValues
 
 _COMBINE = {
@@ -129,7 +131,7 @@ def partials(func: Func) -> frozenset[Value]:
                     found.add(source.buffer)
             case _:
                 pass
-    return frozenset(found)
+    return frozenset(found) - declared(func)
 
 
 def check_reductions(func: Func, before: Func | None) -> list[Finding]:
@@ -168,7 +170,7 @@ class _Threads:
             if isinstance(item, metal.ThreadgroupAlloc):
                 self.memory(item)
         for item in self.ops:
-            if item in self.stated:
+            if item in self.stated or isinstance(item, ThreadLaneReduce):
                 continue
             match item:
                 case metal.SimdReduce(uniform=True):
@@ -308,7 +310,10 @@ class _Threads:
             return
         known = {item.slot for item in before.body.ops if isinstance(item, planned.Scratch)}
         for item in self.ops:
-            if isinstance(item, metal.ThreadgroupAlloc) and item.slot not in known:
+            is_planned = isinstance(item, metal.ThreadgroupAlloc) and item.slot in known
+            if isinstance(item, metal.ThreadgroupAlloc) and not (
+                is_planned or isinstance(item, SharedAlloc)
+            ):
                 self.add(item, f"{item.slot} is no threadgroup memory that was planned")
         wanted = [
             item

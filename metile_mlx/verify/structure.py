@@ -9,6 +9,13 @@ from metile_mlx.dtypes import bool_, i32
 from metile_mlx.errors import CompileError
 from metile_mlx.ir import metal, planned, stated, tile
 from metile_mlx.ir.core import Block, Effect, Func, Op, Value, walk
+from metile_mlx.ir.lanes import (
+    DECLARED,
+    SharedAlloc,
+    ThreadLaneReduce,
+    ThreadLaneShuffle,
+    ThreadSync,
+)
 from metile_mlx.ir.loops import For, Loop, ThreadFor, fits
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.types import PointerType, ScalarType, Type
@@ -19,7 +26,7 @@ _OWNED = frozenset({
     tile.Binary, tile.Compare, tile.Select, tile.Cast, tile.Bitcast, tile.Fma, tile.Reshape,
     Permute,
     tile.Tensor, tile.Load, tile.Store, tile.Convert, tile.Reduce, tile.If, tile.Yield,
-    tile.Print, For,
+    tile.Print, For, *DECLARED,
 })  # fmt: skip
 _COMMUNICATION = frozenset({
     planned.Scratch, planned.ScratchStore, planned.ScratchLoad, planned.Barrier, planned.Shuffle,
@@ -31,6 +38,7 @@ _METAL = frozenset({
     metal.Store, metal.ThreadgroupAlloc, metal.ThreadgroupStore, metal.ThreadgroupLoad,
     metal.Barrier, metal.Shuffle, metal.SimdReduce, metal.If, metal.Yield, metal.LoadGroup,
     metal.Extract, metal.StoreGroup, metal.Print, stated.AxisReduction, ThreadFor,
+    ThreadLaneReduce, ThreadLaneShuffle, SharedAlloc, ThreadSync,
 })  # fmt: skip
 
 LEGAL: dict[Stage, frozenset[type[Op]]] = {

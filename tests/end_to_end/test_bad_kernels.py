@@ -191,11 +191,11 @@ in line 12)
         """\
 j = metile.arange(0, 64, layout=SWAP)
 target.store(j, source.load(j) * metile.simd_sum(source.load(j)))
-> k.py:12:21: error: [mul] 'simd_sum' is simd_sum(), a value of each thread's own, and meets \
-'source_load' with ThreadLayout((5, 1, 2, 3, 4, 0)): only uniform scalars broadcast
+> k.py:12:38: error: [simd_sum()] is not available beside explicit thread layouts (one is stated \
+in line 11)
 >       target.store(j, source.load(j) * metile.simd_sum(source.load(j)))
->                       ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
-> hint: number the elements with metile.arange(0, size, layout=...) instead
+>                                        ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+> hint: explicit ownership is for straight-line programs over tensor descriptors
 """,
     ),
     "a barrier beside explicit layouts (O5)": (

@@ -122,6 +122,18 @@ def accumulated(x, y, n):
     target.store(lanes, largest + total)
 
 
+@metile.kernel
+def exchanged(x, y, n):
+    memory = metile.shared(64, metile.f32)
+    t = metile.thread_id()
+    lanes = metile.arange(0, 64)
+    value = metile.tensor(x, shape=(n,), access="read").load(lanes)
+    memory.store(t, metile.simd_sum(value))
+    metile.barrier()
+    other = metile.simd_shuffle_xor(memory.load(63 - t), 3)
+    metile.tensor(y, shape=(n,), access="write").store(lanes, value + other)
+
+
 @dataclass(frozen=True)
 class Sample:
     """A kernel with the types of its runtime parameters (`f32*` an array) and its constexprs."""
@@ -159,5 +171,6 @@ SAMPLES = {
         {"LAYOUT": metile.ThreadLayout.identity(512)},
     ),
     "loops": Sample(accumulated, ("f32*", "f32*", "i32")),
+    "lanes": Sample(exchanged, ("f32*", "f32*", "i32")),
     "numbers": Sample(numbers, ("f32*", "f32*", "i32", "f32"), {"POWER": 3}),
 }

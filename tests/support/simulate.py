@@ -19,6 +19,7 @@ from metile_mlx import dtypes
 from metile_mlx.ir import metal
 from metile_mlx.ir.arith import BinaryKind, CombineKind, element
 from metile_mlx.ir.core import Block, Func, Op, Value
+from metile_mlx.ir.lanes import SharedAlloc, ThreadLaneReduce, ThreadLaneShuffle, ThreadSync
 from metile_mlx.ir.loops import ThreadFor
 from metile_mlx.ir.stated import AxisReduction
 from metile_mlx.ir.types import PointerType, ScalarType
@@ -445,4 +446,8 @@ STEPS: dict[type[Op], Callable[[Group, Any], tuple[Array, ...]]] = {
     metal.If: _if,
     metal.Yield: _yield,
     ThreadFor: _for,
+    ThreadLaneReduce: _simd_reduce,
+    ThreadLaneShuffle: _shuffle,
+    SharedAlloc: _alloc,
+    ThreadSync: _barrier,
 }

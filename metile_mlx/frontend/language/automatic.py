@@ -6,10 +6,16 @@ the construct; ownership inference rejects all of them beside explicit layouts (
 
 from __future__ import annotations
 
-from metile_mlx.dtypes import f32, i32
+from metile_mlx.dtypes import bf16, f16, f32, i32, u32
 from metile_mlx.frontend.build import Build
 from metile_mlx.frontend.language.arguments import dtype_argument, shape_argument
-from metile_mlx.frontend.language.tensors import Pointer, Tensor, load_whole, store_whole
+from metile_mlx.frontend.language.tensors import (
+    Pointer,
+    Tensor,
+    check_entry,
+    load_whole,
+    store_whole,
+)
 from metile_mlx.frontend.language.types import (
     DTypeLike,
     IndexLike,
@@ -20,12 +26,19 @@ from metile_mlx.frontend.language.types import (
     Tile,
     TileLike,
 )
+from metile_mlx.frontend.naming import suffix
 from metile_mlx.frontend.rules import outside, rule
 from metile_mlx.frontend.values import PointerOffset, describe
-from metile_mlx.ir.arith import element
+from metile_mlx.ir import tile
+from metile_mlx.ir.arith import BinaryKind, CombineKind
 from metile_mlx.ir.core import Value
+from metile_mlx.ir.lanes import LaneReduce, LaneShuffle, Shared, Sync, ThreadId
 from metile_mlx.ir.tile import Automatic
 from metile_mlx.ir.types import PointerType
+from metile_mlx.target import SIMD_WIDTH
+
+SHARED = (f16, bf16, f32, i32, u32)
+"""What threadgroup memory may hold."""
 
 
 def load(pointer: Pointer, mask: MaskLike | None = None, fill: ScalarLike = 0) -> Tile:
@@ -62,7 +75,11 @@ def store(pointer: Pointer, value: TileLike, mask: MaskLike | None = None) -> No
 
 
 def thread_id() -> Scalar:
-    """The thread's number in its threadgroup, an i32 of each thread's own (SPEC K6)."""
+    """The thread's number in its threadgroup, an i32 of each thread's own (SPEC K6).
+
+    Without a stated layout thread t holds element t of each tile. Such values are no conditions of
+    an `if`, and meet no tile with a stated layout (SPEC O4).
+    """
     raise outside("thread_id")
 
 
@@ -72,32 +89,62 @@ def simd_lane_id() -> Scalar:
 
 
 def simd_sum(value: Scalar) -> Scalar:
-    """The sum over the 32 lanes of the SIMD group (SPEC K6)."""
+    """The sum over the 32 lanes of the simdgroup, in each of them (SPEC K6).
+
+    Args:
+        value: f32, i32 or u32: a scalar, of each thread's own or uniform, or a tile.
+
+    Raises:
+        CompileError: another dtype, or under a condition that is not proven uniform (C2).
+        OwnershipError: beside explicit thread layouts (O5).
+    """
     raise outside("simd_sum")
 
 
 def simd_max(value: Scalar) -> Scalar:
-    """The largest over the 32 lanes of the SIMD group (SPEC K6)."""
+    """The largest over the 32 lanes of the simdgroup, in all else as `simd_sum` (SPEC K6)."""
     raise outside("simd_max")
 
 
 def simd_shuffle_xor(value: Scalar, mask: int) -> Scalar:
-    """The value of the lane whose number differs in the bits of `mask` (SPEC K6)."""
+    """The value of the lane whose number differs in the bits of `mask` (SPEC K6).
+
+    Args:
+        value: of 16 bits or more, in all else as for `simd_sum`.
+        mask: 0 to 31, known at compile time.
+    """
     raise outside("simd_shuffle_xor")
 
 
 def simd_broadcast(value: Scalar, lane: int) -> Scalar:
-    """The value of one lane, in all 32 (SPEC K6)."""
+    """The value of one lane, 0 to 31, known at compile time, in all 32 (SPEC K6)."""
     raise outside("simd_broadcast")
 
 
 def shared(shape: Shape, dtype: DTypeLike) -> Tensor:
-    """Threadgroup memory of a shape known at compile time (SPEC K6)."""
+    """Threadgroup memory of a shape known at compile time, declared at kernel entry (SPEC K6).
+
+    A tensor that all threads of a program share: `load` and `store` take indices, masks and fills
+    as those of an array's view do. Nothing is in it at first. What one thread stores another may
+    load behind a `barrier()`; two accesses of different threads to one element with no barrier
+    between them, one of which stores, are an error.
+
+    Args:
+        shape: an int or ints.
+        dtype: f16, bf16, f32, i32 or u32.
+
+    Raises:
+        CompileError: inside a loop or a runtime `if`, another dtype, or a race.
+    """
     raise outside("shared")
 
 
 def barrier() -> None:
-    """All threads of the threadgroup meet (SPEC K6)."""
+    """All threads of the threadgroup meet; shared memory is ordered across it (SPEC K6).
+
+    Raises:
+        CompileError: under a condition that is not proven the same in all threads (C2).
+    """
     raise outside("barrier")
 
 
@@ -160,47 +207,76 @@ def _store(build: Build, pointer: object, value: object, mask: object) -> None:
 
 @rule(thread_id)
 def _thread_id(build: Build) -> Value:
-    return _automatic(build)
+    return build.add(ThreadId("thread_id()"), "thread_id")
 
 
 @rule(simd_lane_id)
 def _simd_lane_id(build: Build) -> Value:
-    return _automatic(build)
+    return _lane(build, "simd_lane_id()")
 
 
-def _collective(build: Build, value: object, *others: object) -> Value:
-    source = build.number(value, "value")
-    return _automatic(build, source, *others, dtype=element(source))
+def _lane(build: Build, construct: str) -> Value:
+    thread = build.add(ThreadId(construct), "thread_id")
+    last = build.constant(SIMD_WIDTH - 1, i32)
+    return build.add(tile.Binary(BinaryKind.AND, thread, last), "lane")
 
 
 @rule(simd_sum)
 def _simd_sum(build: Build, value: object) -> Value:
-    return _collective(build, value)
+    return _combined(build, CombineKind.SUM, value)
 
 
 @rule(simd_max)
 def _simd_max(build: Build, value: object) -> Value:
-    return _collective(build, value)
+    return _combined(build, CombineKind.MAX, value)
+
+
+def _combined(build: Build, kind: CombineKind, value: object) -> Value:
+    source = build.number(value, "value")
+    item = LaneReduce(kind, source, f"{build.call.name}()")
+    return build.add(item, suffix(source, build.call.name))
 
 
 @rule(simd_shuffle_xor)
 def _simd_shuffle_xor(build: Build, value: object, mask: object) -> Value:
-    return _collective(build, value, mask)
+    source, by = build.number(value, "value"), _lane_number(build, mask, "mask")
+    lane = _lane(build, f"{build.call.name}()")
+    partner = build.add(tile.Binary(BinaryKind.XOR, lane, by), "partner")
+    return build.add(LaneShuffle(source, partner, f"{build.call.name}()"), suffix(source, "xor"))
 
 
 @rule(simd_broadcast)
 def _simd_broadcast(build: Build, value: object, lane: object) -> Value:
-    return _collective(build, value, lane)
+    source, by = build.number(value, "value"), _lane_number(build, lane, "lane")
+    return build.add(LaneShuffle(source, by, f"{build.call.name}()"), suffix(source, "broadcast"))
+
+
+def _lane_number(build: Build, value: object, argument: str) -> Value:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < SIMD_WIDTH:
+        raise build.error(
+            f"{argument} is {describe(value)}, expected a constant of 0 to {SIMD_WIDTH - 1}",
+            argument,
+        )
+    return build.constant(value, i32)
 
 
 @rule(shared)
 def _shared(build: Build, shape: object, dtype: object) -> Value:
-    return _automatic(build, shape_argument(build, shape), dtype=dtype)
+    check_entry(build)
+    kind = dtype_argument(build, dtype)
+    if kind not in SHARED:
+        names = ", ".join(str(item) for item in SHARED)
+        raise build.error(f"dtype is {kind}, expected one of {names}", "dtype")
+    extents = shape_argument(build, shape)
+    item = Shared(kind, extents, f"shared_{len(build.shared)}", "shared()")
+    made = build.add(item, "shared")
+    build.shared.add(made)
+    return made
 
 
 @rule(barrier)
 def _barrier(build: Build) -> None:
-    _automatic(build)
+    build.run(Sync("barrier()"))
 
 
 @rule(dot)

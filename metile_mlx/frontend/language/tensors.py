@@ -153,7 +153,7 @@ def _tensor(build: Build, param: object, shape: object, strides: object, access:
     if access not in ACCESS:
         allowed = ", ".join(repr(name) for name in ACCESS)
         raise build.error(f"access is {describe(access)}, expected one of {allowed}", "access")
-    _check_entry(build)
+    check_entry(build)
     before = build.tensors.access.setdefault(param, str(access))
     if before != access:
         raise build.error(
@@ -174,7 +174,8 @@ def _tensor(build: Build, param: object, shape: object, strides: object, access:
     return made
 
 
-def _check_entry(build: Build) -> None:
+def check_entry(build: Build) -> None:
+    """Raise unless the call stands at the top level of the kernel."""
     if build.loops or build.branches:
         where = "a loop" if build.loops else "a runtime `if`"
         raise build.error(
@@ -232,15 +233,16 @@ def _product(build: Build, extent: Value | int, step: Value | int) -> Value | in
 def _load(build: Build, self: Value, indices: object, mask: object, fill: object) -> Value:
     type_ = self.type
     assert isinstance(type_, TensorType)
-    param = build.tensors.params[self]
+    param = build.tensors.params.get(self, self)
     stored = build.tensors.stored.get(param)
-    if stored is not None:
+    if stored is not None and self not in build.shared:
         raise build.error(
             f"{param.name} was stored to in line {stored.line}; a load can't see stores of the "
             "same launch",
             hint="load before the first store and keep the value, or use a second kernel",
         )
-    build.tensors.loaded.setdefault(param, build.call.loc)
+    if self not in build.shared:
+        build.tensors.loaded.setdefault(param, build.call.loc)
     # The fill the user left out is no constant of the program (SPEC K2).
     filling = _fill(build, fill, type_.dtype) if "fill" in build.call.arguments else None
     item = tile.Load(self, _indices(build, self, indices), _mask(build, mask), filling)
@@ -268,7 +270,8 @@ def _store(build: Build, self: Value, indices: object, value: object, mask: obje
         )
     where = _indices(build, self, indices)
     build.run(tile.Store(self, where, _stored(build, self, value), _mask(build, mask)))
-    build.tensors.stored.setdefault(build.tensors.params[self], build.call.loc)
+    if self not in build.shared:
+        build.tensors.stored.setdefault(build.tensors.params[self], build.call.loc)
 
 
 def _stored(build: Build, self: Value, value: object) -> Value:
