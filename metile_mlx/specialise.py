@@ -15,7 +15,8 @@ from metile_mlx.emit.source import KernelSource
 from metile_mlx.frontend.definition import Definition
 from metile_mlx.frontend.translate import translate
 from metile_mlx.frontend.values import ArraySpec, ScalarSpec
-from metile_mlx.ir.core import Func
+from metile_mlx.ir.core import Func, walk
+from metile_mlx.ir.lanes import Shared
 from metile_mlx.locks import Lock
 from metile_mlx.report import ExecutionReport, Timing
 from metile_mlx.target import METAL, Target
@@ -115,8 +116,11 @@ class Specialisation:
         """
         report = ExecutionReport(kernel=self.func.name, target="none")
         report.timings.append(Timing("translate", "frontend", self.seconds))
-        planned = lower(self.func, Context(METAL, schedule, report=report), Stage.PLANNED)
-        report.threads = planned.threads
+        # Races on declared memory are found where each thread's elements are known.
+        declares = any(isinstance(item, Shared) for item in walk(self.func.body))
+        until = Stage.THREAD if declares else Stage.PLANNED
+        lowered = lower(self.func, Context(METAL, schedule, report=report), until)
+        report.threads = lowered.threads
         report.layout_conversions.clear()
         report.allocations.clear()
         return report

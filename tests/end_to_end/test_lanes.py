@@ -278,6 +278,8 @@ RACES: dict[str, tuple[metile.Kernel, str, str]] = {
 def test_races_are_refused_and_would_be_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, message, text = RACES[name]
     x, out = mx.arange(64).astype(mx.float32), metile.empty(64, mx.float32)
+    with pytest.raises(metile.CompileError, match=r"\[shared\]"):
+        kernel[1](x, out, backend="reference")
     with pytest.raises(metile.CompileError) as caught:
         kernel[1](x, out, backend="cpu")
     error = caught.value
