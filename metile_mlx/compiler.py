@@ -107,7 +107,7 @@ def _verify(func: Func, stage: Stage, ctx: Context, before: Func | None) -> None
     if not config.verify():
         return
     start = perf_counter()
-    verify(func, stage, ctx, before)
+    verify(func, stage, ctx, before, lowering=config.verify_lowering())
     ctx.report.timings.append(Timing(stage.name.lower(), "verifier", perf_counter() - start))
 
 

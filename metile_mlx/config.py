@@ -44,6 +44,11 @@ def verify() -> bool:
     return os.environ.get("METILE_VERIFY", "1") != "0"
 
 
+def verify_lowering() -> bool:
+    """`METILE_VERIFY=full`: also read both programs of the lowering to threads and compare them."""
+    return os.environ.get("METILE_VERIFY", "") == "full"
+
+
 def cache_dir() -> Path:
     """`METILE_CACHE_DIR`, else `$XDG_CACHE_HOME/metile_mlx`, else `~/.cache/metile_mlx`."""
     value = os.environ.get("METILE_CACHE_DIR", "")

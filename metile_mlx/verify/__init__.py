@@ -11,52 +11,84 @@ from metile_mlx.verify.axis_reductions import check_axis_reductions
 from metile_mlx.verify.communication import check_communication
 from metile_mlx.verify.convergence import check_convergence
 from metile_mlx.verify.conversions import check_conversions
-from metile_mlx.verify.findings import error
+from metile_mlx.verify.decided import check_decided
+from metile_mlx.verify.findings import Finding, error
 from metile_mlx.verify.grouping import check_grouping
+from metile_mlx.verify.kept import check_kept
 from metile_mlx.verify.order import check_order
 from metile_mlx.verify.ownership import check_ownership
 from metile_mlx.verify.reductions import check_planned_reductions, check_reductions
 from metile_mlx.verify.resources import check_resources
 from metile_mlx.verify.simplification import check_simplification
 from metile_mlx.verify.structure import check_structure
+from metile_mlx.verify.thread_reader import check_lowering
 
-__all__ = ["verify"]
+__all__ = ["examine", "verify"]
 
 
-def verify(func: Func, stage: Stage, ctx: Context, before: Func | None = None) -> None:
+def verify(
+    func: Func,
+    stage: Stage,
+    ctx: Context,
+    before: Func | None = None,
+    lowering: bool = True,
+) -> None:
     """Check that `func` keeps the rules of `stage`. Reads only.
 
     Args:
         func: the program after a step.
         stage: the stage that the step leaves.
         ctx: target limits.
-        before: the program the step began with, verified in its turn. A program with owners is then
-            shown to store what that one stores, if that one has owners too, a planned program as
-            well, and a per-thread one to communicate as it does;
-            an op that both hold, as the same object, is not examined on its own again.
+        before: the program the step began with, verified in its turn. The program is then shown to
+            do what that one does: to store the same, and to communicate as it does once that has
+            been planned. An op that both hold, as the same object, is not examined on its own.
+        lowering: whether to read both programs of the lowering to threads, thread by thread, which
+            takes longer than all else.
 
     Raises:
         VerificationError: one error with every finding. What the program does is not asked when
             its structure is too broken to say.
         OutOfResources: more threads or threadgroup memory than the target has.
     """
-    findings = check_structure(func, stage, before)
-    if stage >= Stage.OWNED and not any(finding.fatal for finding in findings):
-        findings += check_ownership(func, stage, before)
-        if stage is Stage.OWNED and before is not None and before.threads:
-            findings += check_simplification(func, before)
-        elif stage is Stage.PLANNED:
-            findings += check_conversions(func, before)
-            findings += check_planned_reductions(func)
-        elif stage is Stage.THREAD:
-            findings += check_communication(func, before)
-            findings += check_reductions(func, before)
-            findings += check_axis_reductions(func, before)
-            findings += check_grouping(func, before)
-        if stage >= Stage.PLANNED:
-            findings += check_convergence(func)
-            findings += check_order(func)
+    properties = examine(func, stage, before, lowering)
+    findings = [finding for found in properties.values() for finding in found]
     if findings:
         raise error(func, stage, findings)
     if stage >= Stage.PLANNED:
         check_resources(func, ctx)
+
+
+def examine(
+    func: Func, stage: Stage, before: Func | None, lowering: bool = True
+) -> dict[str, list[Finding]]:
+    """The findings of `verify` by property, all but resources."""
+    found = {"structure": check_structure(func, stage, before)}
+    if stage < Stage.OWNED or any(finding.fatal for finding in found["structure"]):
+        return found
+    found["ownership"] = check_ownership(func, stage, before)
+    if stage is Stage.OWNED and before is not None and before.threads:
+        found["conversions"] = check_simplification(func, before)
+    elif stage is Stage.PLANNED:
+        found["conversions"] = check_conversions(func, before)
+        found["reductions"] = check_planned_reductions(func)
+    elif stage is Stage.THREAD:
+        found["communication"] = check_communication(func, before)
+        found["reductions"] = [
+            *check_reductions(func, before),
+            *check_axis_reductions(func, before),
+        ]
+        found["grouping"] = check_grouping(func, before)
+    if stage >= Stage.PLANNED:
+        found["convergence"] = check_convergence(func)
+        found["order"] = check_order(func)
+    if before is None or any(found.values()):
+        return found
+    # What a program without other faults does otherwise than the one it was made from. Of planned
+    # programs, and of those that had owners before, `conversions` has asked it.
+    if stage is Stage.OWNED and before.threads == 0:
+        found["meaning"] = check_decided(func, before)
+    elif stage is Stage.THREAD and any(i.opcode.startswith("metal.") for i in before.body.ops):
+        found["meaning"] = check_kept(func, before)
+    elif stage is Stage.THREAD and lowering:
+        found["lowering"] = check_lowering(func, before)
+    return found

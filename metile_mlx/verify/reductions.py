@@ -255,7 +255,7 @@ class _Threads:
         places, lanes = found
         who = np.flatnonzero(lanes)
         expected = list(range(self.groups))
-        if sorted(who // SIMD_WIDTH) != expected or sorted(places[who]) != expected:
+        if list(who // SIMD_WIDTH) != expected or list(places[who]) != expected:
             self.add(
                 store,
                 f"{who.size} threads write to elements {_shown(places[who])} of {item.slot}, "
@@ -265,7 +265,7 @@ class _Threads:
 
     def read(self, item: metal.ThreadgroupAlloc, load: metal.ThreadgroupLoad) -> None:
         """Every simdgroup reads each partial once, in the same lanes, and combines nothing else."""
-        users = self.users[load.result]
+        users = self.users.get(load.result, [])
         totals = [user for user in users if isinstance(user, metal.SimdReduce) and user.uniform]
         if len(totals) != 1 or len(users) != 1:
             self.add(load, f"its {len(users)} uses are not the one total of a reduction")
@@ -281,7 +281,7 @@ class _Threads:
         expected = list(range(self.groups))
         for group, row in enumerate(rows):
             kept = row[row >= 0]
-            if sorted(kept) != expected or (row != rows[0]).any():
+            if list(kept) != expected or (row != rows[0]).any():
                 self.add(
                     load,
                     f"simdgroup {group} reads elements {_shown(kept)} of {item.slot}, expected "

@@ -2,7 +2,8 @@
 
 That both store and print the same, and access memory in the same order, verify/conversions.py and
 verify/meaning.py derive. Here conversions are counted: those that move anything, those that leave
-their simdgroup, those under a condition. Where an element goes is read off the layouts one by one.
+their simdgroup, those under a condition. No tile has owners that none had before. Where an element
+goes is read off the layouts one by one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from metile_mlx.ir.core import Block, Func
+from metile_mlx.ir.core import Block, Func, walk
 from metile_mlx.ir.tile import Convert
 from metile_mlx.ir.types import TileType
 from metile_mlx.layout.thread_layout import ThreadLayout
@@ -25,14 +26,23 @@ from metile_mlx.verify.findings import Finding
 def check_simplification(func: Func, before: Func) -> list[Finding]:
     """All faults of a Stage.OWNED program made from another one."""
     had, has = Counter(_kinds(before.body, "")), Counter(_kinds(func.body, ""))
+    new = set(_owners(func.body)) - set(_owners(before.body))
     return [
         *check_conversions(func, before),
+        *(Finding(None, f"has tiles of {layout!r}, which no tile had before") for layout in new),
         *(
             Finding(None, f"has {has[kind]} conversions that {kind}, expected at most {had[kind]}")
             for kind in has
             if has[kind] > had[kind]
         ),
     ]
+
+
+def _owners(block: Block) -> Iterator[ThreadLayout]:
+    for item in walk(block):
+        for value in item.results:
+            if isinstance(value.type, TileType) and value.type.layout is not None:
+                yield value.type.layout
 
 
 def _kinds(block: Block, where: str) -> Iterator[str]:

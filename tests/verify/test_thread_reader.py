@@ -1,0 +1,155 @@
+"""Lowering to threads: other owners, addresses, masks, values or orders are rejected (SPEC R1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from metile_mlx.compiler import STEPS
+from metile_mlx.context import Context, Stage
+from metile_mlx.dtypes import f32, i32, u32
+from metile_mlx.errors import VerificationError
+from metile_mlx.ir import metal
+from metile_mlx.ir.arith import BinaryKind
+from metile_mlx.ir.core import Func, Op, Value
+from metile_mlx.ir.types import PointerType
+from metile_mlx.target import METAL
+from metile_mlx.verify import verify
+from metile_mlx.verify.thread_reader import check_lowering, thread_reader
+from tests.mutation.editing import made
+from tests.support.grouped import adjacent, row_func
+from tests.support.mutate import edit, ops_of
+from tests.support.samples import SAMPLES
+
+
+def lowered(func: Func, ctx: Context) -> tuple[Func, Func]:
+    """The planned and the scalar program."""
+    for step in STEPS:
+        before, func = func, step.run(func, ctx)
+        if step.name == "scalarise":
+            return before, func
+    raise AssertionError("no scalarise")
+
+
+def cases() -> Iterator[tuple[str, Func, Func]]:
+    for name, sample in SAMPLES.items():
+        for bits in (32, 64):
+            ctx = Context(METAL, masked_outputs=sample.masked, index_bits=bits)
+            yield f"{name}, {bits}", *lowered(sample.func(), ctx)
+
+
+BEFORE, AFTER = lowered(row_func(adjacent(256), thirds=True), Context(METAL))
+CASES = {name: (before, after) for name, before, after in cases()}
+
+
+def changed(item: Op, **fields: object) -> Op:
+    return replace(item, **fields)  # type: ignore[arg-type]
+
+
+def rejected(func: Func, before: Func = BEFORE) -> str:
+    with pytest.raises(VerificationError) as caught:
+        verify(func, Stage.THREAD, Context(METAL), before)
+    return caught.value.message
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_the_pass_makes_is_accepted(name: str) -> None:
+    before, after = CASES[name]
+    assert check_lowering(after, before) == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_op_of_the_samples_is_read(name: str) -> None:
+    """Of a program that it can't read the verifier says nothing; between them they have all ops."""
+    before, after = CASES[name]
+    read = thread_reader(after, before)
+    assert {v for item in after.body.ops for v in item.results} <= read.numbers.keys()
+
+
+STORE = "other elements, addresses or values than the store of line"
+
+
+def test_r1_a_value_of_another_register() -> None:
+    first, second = ops_of(AFTER, metal.Store)[:2]
+    assert isinstance(second, metal.Store)
+    assert isinstance(first, metal.Store)
+    message = rejected(edit(AFTER, {second: (changed(second, value=first.value),)}))
+    assert "metal.store %y, " in message
+    assert f"{STORE} {second.loc.line} has, expected the same in every thread" in message
+    assert first.value is not second.value
+
+
+def test_r1_an_address_one_further() -> None:
+    for kind in (metal.Load, metal.Store):
+        item = ops_of(AFTER, kind)[0]
+        index: Value = item.index  # type: ignore[attr-defined]
+        one = made(metal.Constant(1, u32), item)
+        more = made(metal.Binary(BinaryKind.ADD, index, one.result), item)
+        func = edit(AFTER, {item: (one, more, changed(item, index=more.result))})
+        assert "other elements, addresses or values than the " in rejected(func)
+
+
+def test_k2_a_mask_without_its_bound_or_without_the_condition() -> None:
+    """Where lanes are out of bounds, and where the condition is false, nothing is accessed."""
+    defined = {value: item for item in AFTER.body.ops for value in item.results}
+    tried = 0
+    for item in (*ops_of(AFTER, metal.Load), *ops_of(AFTER, metal.Store)):
+        mask = defined[item.mask]  # type: ignore[attr-defined]
+        assert isinstance(mask, metal.Binary)
+        for part in mask.operands():
+            assert "metal." in rejected(edit(AFTER, {item: (changed(item, mask=part),)}))
+            tried += 1
+    assert tried == 16
+
+
+def test_stores_in_another_order() -> None:
+    first, second = ops_of(AFTER, metal.Store)[:2]
+    assert STORE in rejected(edit(AFTER, {first: (), second: (second, first)}))
+
+
+def test_a_store_that_is_gone() -> None:
+    last = ops_of(AFTER, metal.Store)[-1]
+    assert "is missing in the program after" in rejected(edit(AFTER, {last: ()}))
+
+
+def test_r2_the_tree_of_a_sum_has_one_order() -> None:
+    """Neighbours first: another order of the registers rounds otherwise."""
+    before, after = CASES["registers, 32"]
+    adds = [
+        item
+        for item in ops_of(after, metal.Binary)
+        if isinstance(item, metal.Binary)
+        and item.kind is BinaryKind.ADD
+        and item.lhs.type.dtype == f32  # type: ignore[union-attr]
+    ]
+    swapped = changed(adds[0], lhs=adds[0].rhs, rhs=adds[0].lhs)
+    assert "other elements, addresses or values" in rejected(
+        edit(after, {adds[0]: (swapped,)}), before
+    )
+
+
+def test_k7_the_written_mask_says_what_is_stored() -> None:
+    before, after = CASES["chain, 32"]
+    stores = [i for i in ops_of(after, metal.Store) if i.operands()[0].name == "y_written"]
+    assert "is missing in the program after" in rejected(edit(after, {stores[-1]: ()}), before)
+
+
+def test_a_print_of_another_value() -> None:
+    before, after = CASES["print, 32"]
+    (item,) = ops_of(after, metal.Print)
+    other = changed(item, label="another")
+    assert "an access that the program before does not do here" in (
+        rejected(edit(after, {item: (other,)}), before)
+    )
+
+
+def test_arrays_of_another_kind_or_order() -> None:
+    params = AFTER.params
+    assert "its list of parameters has %y" in rejected(
+        replace(AFTER, params=(params[0], params[1], params[3], params[2]))
+    )
+    extra = Value(PointerType(i32), "extra")
+    message = rejected(replace(AFTER, params=(*params, extra)))
+    assert "has the parameter %extra: ptr<i32>, which the program before has not" in message
