@@ -132,16 +132,14 @@ def hadamard(
 
 def rearranged_in_mlx(x, order, mask=0):
     """What `rearranged` computes for x of shape (tiles, size), as MLX operations."""
-    bits = len(order)
-    folded = mx.reshape(x, (-1, *(2,) * bits))
-    # Axis 1 + a is bit bits - 1 - a.
-    axes = [0] * bits
+    # MLX on CUDA transposes ten axes at most: elements are taken by number instead.
+    size = 1 << len(order)
+    place = mx.arange(size)
+    there = mx.zeros_like(place)
     for bit, other in enumerate(order):
-        axes[bits - 1 - other] = bits - bit
-    if mask:
-        j = mx.bitwise_xor(mx.arange(1 << bits), mask)
-        folded = mx.reshape(mx.take(mx.reshape(x, (-1, 1 << bits)), j, axis=1), folded.shape)
-    return mx.reshape(mx.contiguous(mx.transpose(folded, (0, *axes))), x.shape)
+        there = mx.bitwise_or(there, mx.left_shift(mx.bitwise_and(place >> other, 1), bit))
+    there = mx.bitwise_xor(there, mask)
+    return mx.reshape(mx.take(mx.reshape(x, (-1, size)), there, axis=1), x.shape)
 
 
 def hadamard_in_mlx(x):

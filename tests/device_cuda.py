@@ -49,7 +49,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LARGEST = 400
 FLOATS = ("f32", "f16", "bf16")
 # Parameter sets taken of each test of the suite.
-PER_TEST = 4
+PER_TEST = 3
 SUITE = ("test_arrays", "test_graphs", "test_sums")
 # Where a test is for some backends only, this is one whose place a GPU can take.
 BACKEND = "reference"

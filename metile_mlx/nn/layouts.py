@@ -19,23 +19,19 @@ On CUDA a row whose length is a multiple of 16 bytes is held as groups of 16 byt
 threads; another row begins anywhere, and single striped elements are faster there than guarded
 groups. TB/s on an H200, copy 4.15 (`benchmarks/results/rms_norm_h200.json` is the whole run):
 
-    columns             1009     1024     4096     8192
-    f16   striped 8      3.3
-          striped 32     3.6      3.7
-          grouped 8               3.8      3.6      3.0
-          grouped 16              4.05     3.75     3.0
-          grouped 32              4.06     4.03     3.9
-    f32   striped 32     3.9
-          grouped 8               4.0      3.9      4.0
-          grouped 32              4.0      3.9      3.9
-
-Several short rows of f16 and bf16 in the registers of 32 threads save a CPU the beginning and end
-of a program; f32 and rows that do not fill their block gain nothing. Nanoseconds of a row as above,
-clang++ 14, one row a program / several:
-
-    columns      32 / 8     64 / 4    256 / 4
-    f16         43 / 24    56 / 41  151 / 140
-    bf16        26 / 19    36 / 31    95 / 83
+    columns               256   1009   1024   2048   4096   8192
+    f16   striped 8       1.7   3.33   3.61   3.51   3.38   2.89
+          striped 32            3.62   3.76   3.73   3.68   3.60
+          grouped 8       1.7   1.82   3.83   3.69   3.27   3.03
+          grouped 16            1.96   4.05   4.07   3.87   3.98
+          grouped 32            1.84   4.02   4.06   4.05   3.99
+          4 rows, 8       4.03  1.43   3.38   3.11
+    f32   striped 8       3.2   3.91   3.98   3.90   3.89   3.96
+          striped 32            3.92   3.98   3.87   3.87   3.90
+          grouped 8       3.1   3.90   4.01   3.88   3.86   3.98
+          grouped 32            3.93   4.00   2.36   3.93   3.90
+          4 rows, 8       3.90  3.34   3.91   3.93
+    bf16  as f16, within 4 percent
 
 The gradients keep four values. A program takes four rows where there are many: their parts of the
 weight's gradient are a quarter of the memory (4096 x 1009 f16: 10.7 ms instead of 15.3 with one
@@ -60,6 +56,9 @@ CUDA_STRIPED = 32
 _GROUP_BYTES = 16
 # On a CPU: rows a program takes of f16 and bf16 where they fill their block.
 CPU_ROWS = {32: 8, 64: 4, 128: 4, 256: 4}
+# On CUDA: a row of 256 in 32 threads makes threadgroups so small that starting them is the limit.
+CUDA_ROWS = {256: 4}
+CUDA_ROWS_VALUES = 8
 _MANY_ROWS = 1024
 _ROWS_TOGETHER = 4
 
@@ -91,8 +90,20 @@ def row_layout(backend: str, dtype: DType, columns: int, block: int) -> ThreadLa
 
 def rows_together(backend: str, dtype: DType, rows: int, columns: int) -> int:
     """How many rows a program of the forward kernel takes; a divisor of `rows`."""
-    together = CPU_ROWS.get(columns, 1) if backend == "cpu" and dtype != f32 else 1
+    together = 1
+    if backend == "cpu" and dtype != f32:
+        together = CPU_ROWS.get(columns, 1)
+    elif backend == "cuda":
+        together = CUDA_ROWS.get(columns, 1)
     return together if rows % together == 0 else 1
+
+
+def rows_layout(backend: str, dtype: DType, elements: int) -> ThreadLayout:
+    """The layout in which the forward kernel holds several rows, `elements` in all."""
+    if backend == "cuda":
+        return grouped_layout(elements, CUDA_ROWS_VALUES, _GROUP_BYTES // dtype.bytes)
+    # The same columns of all rows in each of 32 threads.
+    return ThreadLayout.identity(elements, elements // SIMD_WIDTH)
 
 
 def grouped_layout(block: int, values: int, near: int) -> ThreadLayout:

@@ -13,8 +13,7 @@ from metile_kernels.rmsnorm import (
 from metile_mlx.backends import BACKENDS
 from metile_mlx.dispatch import Dispatch, empty, own_dtype
 from metile_mlx.errors import LaunchError, UnsupportedError
-from metile_mlx.layout.thread_layout import ThreadLayout
-from metile_mlx.nn.layouts import gradient_rows, row_layout, rows_together
+from metile_mlx.nn.layouts import gradient_rows, row_layout, rows_layout, rows_together
 from metile_mlx.runtime import export
 from metile_mlx.runtime.backend import Place, choose
 from metile_mlx.runtime.optional import mx
@@ -112,8 +111,7 @@ class _Norm:
                     *arguments, **options, LAYOUT=layout, stream=self._stream
                 )
                 return made, ()
-            # The same columns of all rows in each of 32 threads.
-            layout = ThreadLayout.identity(together * block, together * block // SIMD_WIDTH)
+            layout = rows_layout(backend, dtype, together * block)
             made = rmsnorm_rows[(rows // together,)].prepare(
                 *arguments, rows, **options, ROWS=together, WHOLE=True, LAYOUT=layout,
                 stream=self._stream,

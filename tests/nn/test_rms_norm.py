@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 import metile_mlx as metile
-from metile_mlx.nn.layouts import CPU_ROWS, CPU_VALUES, gradient_rows, row_layout, rows_together
+from metile_mlx.nn.layouts import (
+    CPU_ROWS,
+    CPU_VALUES,
+    CUDA_ROWS,
+    gradient_rows,
+    row_layout,
+    rows_layout,
+    rows_together,
+)
 from metile_mlx.runtime.export import primitives
 from tests.support.public import bits, same_bits
 from tests.support.rounding import exact, rounded, ulps
@@ -306,6 +314,18 @@ def test_b1_rows_of_whole_16_bytes_are_grouped_on_cuda(dtype: Any) -> None:
             assert first == [step * register for register in range(count)]
 
 
+@pytest.mark.parametrize("dtype", list(CPU_VALUES))
+def test_several_rows_have_a_legal_layout(dtype: Any) -> None:
+    for backend, table in (("cpu", CPU_ROWS), ("cuda", CUDA_ROWS)):
+        for columns, together in table.items():
+            held = rows_layout(backend, dtype, together * columns)
+            assert held.size == together * columns
+    near = 16 // dtype.bytes
+    assert [held.logical_index(1, register) for register in range(near)] == [
+        near + register for register in range(near)
+    ]
+
+
 def test_rows_together_divide_the_rows() -> None:
     """B1: on a CPU, of halves that fill their block; never where a row would be left over."""
     for rows in (1, 3, 8, 4096):
@@ -315,6 +335,7 @@ def test_rows_together_divide_the_rows() -> None:
                     together = rows_together(backend, dtype, rows, columns)
                     assert rows % together == 0
                     wanted = backend == "cpu" and dtype != metile.f32 and columns in CPU_ROWS
+                    wanted |= backend == "cuda" and columns in CUDA_ROWS
                     assert (together > 1) == (wanted and rows % 8 == 0)
 
 
