@@ -143,7 +143,7 @@ def converted(count: int = 11) -> Iterator[Case]:
             yield of_dispatch("conversions", name, case.prepare("reference"))
 
 
-def random_programs(count: int = 50) -> Iterator[Case]:
+def random_programs(count: int = 40) -> Iterator[Case]:
     """Random programs over register tiles, exact in any order of additions."""
     for number, made in enumerate(examples(programs(), count)):
         arrays = dict(made.arrays)
