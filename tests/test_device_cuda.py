@@ -114,7 +114,7 @@ def test_a_written_corpus_has_all_a_launch_needs(tmp_path: Path) -> None:
     cases = [next(iter(cuda_cases.rows())), *list(cuda_words.words())[:2]]
     cuda_corpus.write(tmp_path, "kernels", cases)
     launches = json.loads((tmp_path / "kernels.json").read_text())
-    cubin = (tmp_path / "kernels.cubin").read_bytes()
+    cubin = (tmp_path / "kernels_0.cubin").read_bytes()
     with np.load(tmp_path / "kernels.npz") as arrays:
         for number, (case, launch) in enumerate(zip(cases, launches, strict=True)):
             assert case.source.name in launch["symbol"]
