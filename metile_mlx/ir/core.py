@@ -89,6 +89,8 @@ class Op:
 
     def blocks(self) -> tuple[Block, ...]:
         """All regions in field order."""
+        if not self.block_fields:
+            return ()
         return tuple([getattr(self, name) for name in self.block_fields])
 
     def attributes(self) -> dict[str, object]:
@@ -186,10 +188,17 @@ class Func:
 
 def walk(block: Block) -> Iterator[Op]:
     """Every op, outer before inner, in program order."""
-    for item in block.ops:
-        yield item
-        for inner in item.blocks():
-            yield from walk(inner)
+    known: tuple[Op, ...] | None = block.__dict__.get("_walked")
+    if known is None:
+        found: list[Op] = []
+        for item in block.ops:
+            found.append(item)
+            for inner in item.blocks():
+                found += walk(inner)
+        known = tuple(found)
+        # Every pass and verifier asks, and blocks never change.
+        object.__setattr__(block, "_walked", known)
+    return iter(known)
 
 
 def definitions(func: Func) -> dict[Value, Op]:

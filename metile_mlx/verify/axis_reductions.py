@@ -32,7 +32,7 @@ from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.target import SIMD_WIDTH
 from metile_mlx.verify.conversions import elements
 from metile_mlx.verify.findings import Finding
-from metile_mlx.verify.thread_values import ThreadValues
+from metile_mlx.verify.thread_values import ThreadValues, thread_values
 
 Numbers: TypeAlias = "NDArray[np.uint64]"
 _STEPS = (metal.Binary, metal.Shuffle, metal.SimdReduce, metal.ThreadgroupLoad)
@@ -105,7 +105,7 @@ def check_axis_reductions(func: Func, before: Func | None) -> list[Finding]:
     found = cones(func)
     findings: list[Finding] = []
     if found:
-        values = ThreadValues(func)
+        values = thread_values(func)
         order = {item: position for position, item in enumerate(walk(func.body))}
         for cone in found:
             findings += _Proof(func, cone, values, order).run()

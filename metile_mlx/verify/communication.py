@@ -28,7 +28,7 @@ from metile_mlx.verify.findings import Finding
 from metile_mlx.verify.order import declared
 from metile_mlx.verify.reductions import partials
 from metile_mlx.verify.scratch import WIRE_DTYPES, ScratchOrder
-from metile_mlx.verify.thread_values import ThreadValues
+from metile_mlx.verify.thread_values import thread_values
 
 _TOGETHER = (
     metal.ThreadgroupAlloc,
@@ -62,11 +62,10 @@ def check_communication(func: Func, before: Func | None) -> list[Finding]:
     if before is None or walker.findings:
         return list(walker.findings)
     if any(item.opcode.startswith("metal.") for item in before.body.ops):
-        earlier = _walked(before)
-        findings, old_values = _compare(earlier.events, walker.events), earlier.values
-    else:
-        findings, old_values = _compare(_planned_events(before), walker.events), None
-    return findings or check_contents(func, walker.values, before, old_values)
+        # What they send is among what verify/kept.py compares.
+        return _compare(_walked(before).events, walker.events)
+    findings = _compare(_planned_events(before), walker.events)
+    return findings or check_contents(func, walker.values, before)
 
 
 @lru_cache(maxsize=4)
@@ -82,7 +81,7 @@ class _Threads:
 
     def __init__(self, func: Func) -> None:
         self.func = func
-        self.values = ThreadValues(func)
+        self.values = thread_values(func)
         # Not of conversions: what reductions use, and what the user has declared.
         self.declared = declared(func)
         self.partials = partials(func) | self.declared

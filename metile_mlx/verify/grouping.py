@@ -18,7 +18,7 @@ from metile_mlx.ir import metal
 from metile_mlx.ir.arith import BinaryKind, element
 from metile_mlx.ir.core import Func, Op, Value, walk
 from metile_mlx.verify.findings import Finding
-from metile_mlx.verify.thread_values import ThreadValues
+from metile_mlx.verify.thread_values import thread_values
 
 _WIDE = (i32, u32, i64, u64)
 _GROUPS = (metal.LoadGroup, metal.StoreGroup)
@@ -81,7 +81,7 @@ class _Indices:
     """Index arithmetic in every thread: modulo 2**32, or in whole numbers where `ranges` say so."""
 
     def __init__(self, func: Func, ranges: Ranges | None) -> None:
-        self.values = ThreadValues(func)
+        self.values = thread_values(func)
         self.ranges = ranges
         self.mask = np.uint64((1 << (32 if ranges is None else 64)) - 1)
         self._known: dict[Value, Parts] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from metile_mlx.ir import metal
 from metile_mlx.ir.core import Block, Effect, Func, Op, Value
@@ -32,6 +33,19 @@ def check_kept(func: Func, before: Func) -> list[Finding]:
     if source.is_unknown or made.is_unknown:
         return []
     return _differences(source.runs, made.runs)
+
+
+_SPECIAL = (
+    *(metal.Load, metal.LoadGroup, metal.Store, metal.StoreGroup, metal.Print, metal.Extract),
+    *(metal.ThreadgroupStore, metal.ThreadgroupLoad, metal.If, ThreadFor),
+)
+
+
+@cache
+def _is_plain(kind: type[Op]) -> bool:
+    """Whether nothing about such an op matters but what it computes."""
+    is_special = issubclass(kind, _SPECIAL) or bool(kind.block_fields)
+    return not is_special and not kind.effect & Effect.CONVERGENT
 
 
 @dataclass
@@ -76,6 +90,9 @@ class _Numbered:
 
     def block(self, block: Block, path: Path) -> None:
         for item in block.ops:
+            if _is_plain(type(item)):
+                self.default(item)
+                continue
             match item:
                 case metal.Load() | metal.LoadGroup():
                     self.load(item, path)
@@ -108,7 +125,12 @@ class _Numbered:
 
     def default(self, item: Op) -> None:
         """What an op computes follows from its fields."""
-        key = (item.opcode, *[self.field(getattr(item, name)) for name in item.field_names])
+        numbers, field = self.numbers, self.field
+        parts = [getattr(item, name) for name in item.field_names]
+        key = (
+            item.opcode,
+            *[("value", numbers[p]) if isinstance(p, Value) else field(p) for p in parts],
+        )
         for position, value in enumerate(item.results):
             self.numbers[value] = self.of(key, position)
 

@@ -21,7 +21,7 @@ from metile_mlx.ir.lanes import SharedAlloc
 from metile_mlx.ir.loops import Loop
 from metile_mlx.layout.affine import Indices
 from metile_mlx.verify.findings import Finding
-from metile_mlx.verify.thread_values import ThreadValues
+from metile_mlx.verify.thread_values import thread_values
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ def _text(one: _Access, other: _Access) -> str:
 
 class _Walk:
     def __init__(self, func: Func) -> None:
-        self.values = ThreadValues(func)
+        self.values = thread_values(func)
         # In the order in which they were found.
         self.races: dict[tuple[_Access, _Access], None] = {}
         self._accesses: dict[tuple[Op, bool], _Access] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from metile_mlx.target import SIMD_WIDTH
 from metile_mlx.verify.axis_reductions import check_planned_axis, cones
 from metile_mlx.verify.findings import Finding
 from metile_mlx.verify.order import declared
-from metile_mlx.verify.thread_values import ThreadValues
+from metile_mlx.verify.thread_values import thread_values
 
 _COMBINE = {
     CombineKind.SUM: BinaryKind.ADD,
@@ -108,6 +109,7 @@ def _users(func: Func) -> dict[Value, list[Op]]:
     return users
 
 
+@lru_cache(maxsize=4)
 def partials(func: Func) -> frozenset[Value]:
     """The threadgroup memory in which reductions of a Stage.THREAD program keep their partials.
 
@@ -151,7 +153,7 @@ class _Threads:
     def __init__(self, func: Func) -> None:
         self.func = func
         self.groups = func.threads // SIMD_WIDTH
-        self.values = ThreadValues(func)
+        self.values = thread_values(func)
         self.users = _users(func)
         self.ops = tuple(walk(func.body))
         self.order = {item: position for position, item in enumerate(self.ops)}

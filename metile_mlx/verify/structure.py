@@ -102,24 +102,31 @@ class _Structure:
         for arg in block.args:
             self.define(arg, parent)
             visible.add(arg)
+        # Of all that is verified this meets most ops, so what nearly always holds is asked at once.
         for item in block.ops:
             if type(item) not in self.legal:
                 self.add(item, f"{item.opcode} is no op of stage {self.stage.name}")
-            for value in item.operands():
-                if value not in visible:
-                    self.add(item, self.undominated(value))
-            for inner in item.blocks():
-                self.block(inner, set(visible), item)
-            if isinstance(item, _BRANCHES):
-                self.branch(item)
-            elif isinstance(item, Loop):
-                self.loop(item)
+            operands = item.operands()
+            if not visible.issuperset(operands):
+                for value in operands:
+                    if value not in visible:
+                        self.add(item, self.undominated(value))
+            if item.block_fields:
+                self.regions(item, visible)
             if id(item) not in self.checked:
                 self.types(item)
             for value in item.results:
                 self.define(value, item)
             visible.update(item.results)
         self.terminator(block, parent)
+
+    def regions(self, item: Op, visible: set[Value]) -> None:
+        for inner in item.blocks():
+            self.block(inner, set(visible), item)
+        if isinstance(item, _BRANCHES):
+            self.branch(item)
+        elif isinstance(item, Loop):
+            self.loop(item)
 
     def define(self, value: Value, item: Op | None) -> None:
         if value in self.defined:

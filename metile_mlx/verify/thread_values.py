@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -90,3 +91,9 @@ def _wrapped(image: Indices, dtype: DType) -> Indices | None:
         return image
     image = image & ((1 << dtype.bits) - 1)
     return (image ^ -dtype.min) + dtype.min if dtype.is_signed else image
+
+
+@lru_cache(maxsize=4)
+def thread_values(func: Func) -> ThreadValues:
+    """Those of `func`, which several verifiers ask for one after the other."""
+    return ThreadValues(func)
