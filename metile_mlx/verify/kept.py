@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 
 from metile_mlx.ir import metal
 from metile_mlx.ir.core import Block, Effect, Func, Op, Value
@@ -41,11 +40,16 @@ _SPECIAL = (
 )
 
 
-@cache
+_PLAIN: dict[type[Op], bool] = {}
+
+
 def _is_plain(kind: type[Op]) -> bool:
     """Whether nothing about such an op matters but what it computes."""
-    is_special = issubclass(kind, _SPECIAL) or bool(kind.block_fields)
-    return not is_special and not kind.effect & Effect.CONVERGENT
+    known = _PLAIN.get(kind)
+    if known is None:
+        is_special = issubclass(kind, _SPECIAL) or bool(kind.block_fields)
+        known = _PLAIN[kind] = not is_special and not kind.effect & Effect.CONVERGENT
+    return known
 
 
 @dataclass
