@@ -21,7 +21,7 @@ def test_examples_differ_and_are_the_same_each_time() -> None:
 
 
 def test_a_strategy_that_has_too_few_is_refused() -> None:
-    with pytest.raises(AssertionError, match="2 different examples, expected 3"):
+    with pytest.raises(AssertionError, match="different examples, expected 3"):
         examples(st.booleans(), 3)
 
 
@@ -34,7 +34,7 @@ def test_only_a_failure_is_checked_alone_and_then_shrunk() -> None:
 
     check_together(st.lists(st.integers(0, 3)), check, 50, 0)
     assert calls == [50]
-    with pytest.raises(AssertionError, match=r"^seed 3: \[100\] is too much"):
+    with pytest.raises(AssertionError, match=r"^seed \d+: \[100\] is too much"):
         check_together(LISTS, check, 50, 3)
     assert calls[:2] == [50, 50]
     assert set(calls[2:]) == {1}
@@ -45,7 +45,7 @@ def test_a_fault_that_does_not_come_again_is_reported() -> None:
 
     def check(lists: Sequence[list[int]]) -> list[str | None]:
         seen.append(len(lists))
-        return ["flaky" if len(seen) == 1 and not each else None for each in lists]
+        return ["flaky" if len(seen) == 1 and sum(each) > 100 else None for each in lists]
 
     with pytest.raises(AssertionError, match="flaky"):
         check_together(LISTS, check, 20, 0)

@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 BATCH = 50
 GRID = (PROGRAMS, 1, 1)
-EXACT = count(ci=300, full=4000)
+EXACT = count(ci=250, full=4000)
 INEXACT = count(ci=50, full=1000)
 ROUNDED = programs(InexactTiles)
 ROUNDS = (Binary, Reduce, Unary)
@@ -257,7 +257,7 @@ def test_the_samples_are_what_they_claim() -> None:
     assert {made.layout.elements_per_thread for made in sample} == {1, 2, 4, 8, 16, 32}
     assert {made.layout.thread_count for made in sample} >= {32, 64, 128, 256}
     assert sum(made.sums > 0 for made in sample) > 60
-    assert sum(made.sums > 1 for made in sample) > 20
+    assert sum(made.sums > 1 for made in sample) > 10
     assert sum(any(along.extent > 1 for along in made.axes) for made in sample) > 60
     assert {along.kind for made in sample for along in made.axes} == set(CombineKind)
     assert sum(made.extent % 32 != 0 for made in sample) > 50

@@ -92,7 +92,9 @@ class RandomTiles:
 
     def __post_init__(self) -> None:
         self.begin()
-        for _ in range(self.draw(st.integers(2, 10))):
+        # The text of a step grows with the registers.
+        longest = max(3, 10 - self.layout.elements_per_thread)
+        for _ in range(self.draw(st.integers(2, longest))):
             self.one(self.steps())()
         for k in range(self.draw(st.integers(1, 2))):
             self.store(f"out{k}")

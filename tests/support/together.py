@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from random import Random
 from typing import TypeVar
 
@@ -20,26 +21,15 @@ def fresh_seed() -> int:
     return Random().getrandbits(32) if given_seed is None else int(given_seed)
 
 
-def examples(strategy: SearchStrategy[T], count: int, number: int = 0) -> list[T]:
-    """`count` different examples, the same ones for the same number.
-
-    Raises:
-        AssertionError: the strategy has not that many.
-    """
-    drawn: dict[str, T] = {}
-
-    def collect(example: T) -> None:
-        drawn.setdefault(repr(example), example)
-
-    _run(strategy, collect, count, number)
-    assert len(drawn) >= count, f"{len(drawn)} different examples, expected {count}"
-    return list(drawn.values())[:count]
+def examples(strategy: SearchStrategy[T], wanted: int, number: int = 0) -> list[T]:
+    """`wanted` different examples, the same ones for the same `number`."""
+    return [example for _, example in _drawn(strategy, wanted, number)]
 
 
 def check_together(
     strategy: SearchStrategy[T],
     check: Callable[[Sequence[T]], Sequence[str | None]],
-    count: int,
+    wanted: int,
     number: int,
 ) -> None:
     """All examples of a strategy in one call of `check`; only a failing one is shrunk, alone.
@@ -47,33 +37,51 @@ def check_together(
     Args:
         strategy: of examples whose repr says all there is to them.
         check: what is wrong with each example, or None.
-        count: examples.
-        number: seeds hypothesis.
+        wanted: how many.
+        number: decides which.
 
     Raises:
         AssertionError: with the smallest example found, and what is wrong with it.
     """
-    drawn = examples(strategy, count, number)
-    faults = dict(zip(map(repr, drawn), check(drawn), strict=True))
-    wrong = [fault for fault in faults.values() if fault is not None]
+    drawn = _drawn(strategy, wanted, number)
+    found = check([example for _, example in drawn])
+    wrong = [(own, fault) for (own, _), fault in zip(drawn, found, strict=True) if fault]
     if not wrong:
         return
+    own, fault = wrong[0]
+    known: dict[str, str | None] = {}
 
     def alone(example: T) -> None:
         key = repr(example)
-        if key not in faults:
-            [faults[key]] = check([example])
-        assert faults[key] is None, f"seed {number}: {faults[key]}"
+        if key not in known:
+            [known[key]] = check([example])
+        assert known[key] is None, f"seed {own}: {known[key]}"
 
-    # The same examples up to the failing one, then hypothesis makes it smaller.
-    _run(strategy, alone, count, number)
-    raise AssertionError(f"seed {number}, not shrunk: {wrong[0]}")
+    _run(strategy, alone, own)
+    raise AssertionError(f"seed {own}, right when it was tried again: {fault}")
 
 
-def _run(strategy: SearchStrategy[T], body: Callable[[T], None], count: int, number: int) -> None:
-    @seed(number)
+def _drawn(strategy: SearchStrategy[T], wanted: int, number: int) -> list[tuple[int, T]]:
+    """The examples, each with its seed.
+
+    One run of hypothesis would spend most of its examples on variations of few.
+    """
+    drawn: dict[str, tuple[int, T]] = {}
+    for turn in count():
+        assert turn < 100 * wanted, f"{len(drawn)} different examples, expected {wanted}"
+        own = (number << 20) + turn
+        made: list[T] = []
+        _run(strategy, made.append, own)
+        drawn.setdefault(repr(made[-1]), (own, made[-1]))
+        if len(drawn) == wanted:
+            break
+    return list(drawn.values())
+
+
+def _run(strategy: SearchStrategy[T], body: Callable[[T], None], own: int) -> None:
+    @seed(own)
     @settings(
-        max_examples=5 * count // 4 + 5,  # a part of them are repetitions
+        max_examples=2,  # the simplest one is always the first
         database=None,
         deadline=None,
         report_multiple_bugs=False,
