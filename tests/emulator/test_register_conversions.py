@@ -15,6 +15,7 @@ from tests.support.public import DTYPES, same_bits
 BATCH = 100
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize("wish", conversions.WISHES)
 def test_c6_each_lowering_is_race_free_and_moves_every_bit(wish: str) -> None:
     """504 pairs of each wish in the full profile, of all dtypes, in several orders of threads."""

@@ -273,6 +273,7 @@ RACES: dict[str, tuple[metile.Kernel, str, str]] = {
 }
 
 
+@pytest.mark.emulator
 @pytest.mark.faulty
 @pytest.mark.parametrize("name", RACES)
 def test_races_are_refused_and_would_be_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,7 @@ def compile_all(seed: int) -> Case:
     return Case(seed, made, expected, emit_cpp(func, ctx), emit_msl(func, ctx))
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize("start", range(0, TOTAL, BATCH))
 def test_random_programs_of_loops_and_branches(start: int) -> None:
     cases = [compile_all(seed) for seed in range(start, min(start + BATCH, TOTAL))]

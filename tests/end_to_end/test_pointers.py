@@ -70,6 +70,7 @@ def shifted(x, out, by, BLOCK: metile.constexpr):
     metile.store(out + offsets + by, metile.load(x + offsets, fill=-1))
 
 
+@pytest.mark.emulator
 @pytest.mark.faulty
 @pytest.mark.parametrize(("size", "by"), [(100, 0), (128, 1), (128, -1), (0, 0)])
 def test_outside_the_array_nothing_is_touched_and_it_is_reported(size: int, by: int) -> None:
@@ -105,6 +106,7 @@ def gathered(ids, table, out, width, BLOCK: metile.constexpr):
 
 
 # Other numbers than these, as the suite takes for its own run of each text, would lie outside.
+@pytest.mark.emulator
 @pytest.mark.faulty
 def test_offsets_from_memory(backend: str) -> None:
     table = mx.random.normal((50, 20))

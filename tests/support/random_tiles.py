@@ -13,15 +13,20 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
+from hypothesis import assume
 from hypothesis import strategies as st
 
+from metile_mlx.compiler import lower
+from metile_mlx.context import Context, Stage
 from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32, u32
+from metile_mlx.errors import OutOfResources
 from metile_mlx.ir import tile
 from metile_mlx.ir.arith import BinaryKind, CombineKind, CompareKind, UnaryKind
 from metile_mlx.ir.core import Func, Value
 from metile_mlx.ir.printer import print_func
 from metile_mlx.ir.types import TileType
 from metile_mlx.layout.thread_layout import ThreadLayout
+from metile_mlx.target import METAL, THREADGROUP_BYTES
 from tests.support.arithmetic import Array, to_bf16
 from tests.support.tile_program import TileProgram
 
@@ -330,4 +335,18 @@ def programs(draw: st.DrawFn, kind: Callable[..., RandomTiles] = RandomTiles) ->
     layout = draw(layouts())
     extents = st.sampled_from((1, layout.size, layout.size - 1))
     extent = draw(st.one_of(extents, st.integers(1, layout.size)))
-    return kind(draw, layout, extent, draw(st.sampled_from((32, 64))))
+    made = kind(draw, layout, extent, draw(st.sampled_from((32, 64))))
+    assume(fits(made))
+    return made
+
+
+def fits(made: RandomTiles) -> bool:
+    """Whether its reductions along axes find room, which no kernel is owed."""
+    # At most an f32 for each element, and a value of each simdgroup for each other reduction.
+    if len(made.axes) * made.size * 4 + 4096 <= THREADGROUP_BYTES:
+        return True
+    try:
+        lower(made.func, Context(METAL, index_bits=made.index_bits), Stage.PLANNED)
+    except OutOfResources:
+        return False
+    return True

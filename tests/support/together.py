@@ -8,7 +8,7 @@ from random import Random
 from typing import TypeVar
 
 from hypothesis import HealthCheck, core, given, seed, settings
-from hypothesis.strategies import SearchStrategy
+from hypothesis.strategies import SearchStrategy, integers
 
 T = TypeVar("T")
 
@@ -87,8 +87,9 @@ def _run(strategy: SearchStrategy[T], body: Callable[[T], None], own: int) -> No
         report_multiple_bugs=False,
         suppress_health_check=[HealthCheck.too_slow],
     )
-    @given(strategy)
-    def test(example: T) -> None:
+    # The second differs from it in the first choice: this one, so that it is free in all others.
+    @given(integers(0, 2**32), strategy)
+    def test(_: int, example: T) -> None:
         body(example)
 
     test()
