@@ -294,6 +294,7 @@ def test_b1_any_width_with_one_text(block: int, dtype: mx.Dtype) -> None:
     assert len(texts) == 1
 
 
+@pytest.mark.emulator
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_b1_any_width_on_the_reference_and_in_the_emulator(dtype: mx.Dtype) -> None:
     for width in (1, 33, 300, 1009):
