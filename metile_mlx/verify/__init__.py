@@ -87,7 +87,8 @@ def examine(
     # programs, and of those that had owners before, `conversions` has asked it.
     if stage is Stage.OWNED and before.threads == 0:
         found["meaning"] = check_decided(func, before)
-    elif stage is Stage.THREAD and any(i.opcode.startswith("metal.") for i in before.body.ops):
+    elif stage is Stage.THREAD and all(i.opcode.startswith("metal.") for i in before.body.ops):
+        # Of which nothing may be left, where no element is ever stored.
         found["meaning"] = check_kept(func, before)
     elif stage is Stage.THREAD and lowering:
         found["lowering"] = check_lowering(func, before)

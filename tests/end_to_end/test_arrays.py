@@ -190,6 +190,19 @@ def test_what_no_program_stores_is_zero(dtype: str, backend: str) -> None:
 
 
 @metile.kernel
+def never(x, y):
+    i = metile.arange(0, 32)
+    value = metile.tensor(x, shape=32).load(i)
+    metile.tensor(y, shape=32, access="write").store(i, value, mask=i < 0)
+
+
+def test_a_kernel_that_stores_nothing_at_all(backend: str) -> None:
+    """SPEC K7: no pass leaves anything of it."""
+    found = never[2](mx.ones(32), metile.empty(32, mx.float32), backend=backend)
+    assert mx.array_equal(found, mx.zeros(32))
+
+
+@metile.kernel
 def partial(x, y, n, limit):
     source = metile.tensor(x, shape=(n,), access="read")
     target = metile.tensor(y, shape=(n,), access="read_write")

@@ -253,16 +253,16 @@ def test_random_programs_that_round(start: int) -> None:
 
 def test_the_samples_are_what_they_claim() -> None:
     """Every number of registers, several sums in a row, one and many simdgroups, ragged extents."""
-    sample = examples(programs(), 150)
+    sample = examples(programs(), 100)
     assert {made.layout.elements_per_thread for made in sample} == {1, 2, 4, 8, 16, 32}
     assert {made.layout.thread_count for made in sample} >= {32, 64, 128, 256}
-    assert sum(made.sums > 0 for made in sample) > 60
-    assert sum(made.sums > 1 for made in sample) > 10
-    assert sum(any(along.extent > 1 for along in made.axes) for made in sample) > 60
+    assert sum(made.sums > 0 for made in sample) > 30
+    assert sum(made.sums > 1 for made in sample) > 5
+    assert sum(any(along.extent > 1 for along in made.axes) for made in sample) > 30
     assert {along.kind for made in sample for along in made.axes} == set(CombineKind)
-    assert sum(made.extent % 32 != 0 for made in sample) > 50
-    assert sum(bool(made.masked) for made in sample) > 20
-    rounded = examples(ROUNDED, 150)
+    assert sum(made.extent % 32 != 0 for made in sample) > 30
+    assert sum(bool(made.masked) for made in sample) > 15
+    rounded = examples(ROUNDED, 100)
     assert all(made.errors for made in rounded)
     kinds = {item.kind for m in rounded for item in walk(m.func.body) if isinstance(item, ROUNDS)}
     assert kinds >= {*FUNCTIONS, BinaryKind.DIV, BinaryKind.POW, CombineKind.SUM}

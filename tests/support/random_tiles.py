@@ -153,7 +153,7 @@ class RandomTiles:
     def steps(self) -> tuple[Callable[[], None], ...]:
         return (
             self.load, self.arithmetic, self.arithmetic, self.fma, self.compare, self.select,
-            self.sum, self.sum, self.narrow, self.integer, self.logic, self.extreme, self.along,
+            *[self.sum] * 4, self.narrow, self.integer, self.logic, self.extreme, self.along,
             self.along, self.along_integers, self.count,
         )  # fmt: skip
 
