@@ -55,6 +55,9 @@ class Op:
     operand_fields: ClassVar[tuple[str, ...]] = ()
     block_fields: ClassVar[tuple[str, ...]] = ()
 
+    # Whether a Builder has checked this very op and made its results; a copy is another op.
+    is_typed: ClassVar[bool] = False
+
     results: tuple[Value, ...] = field(default=(), repr=False)
     loc: Loc = field(default=NOWHERE, repr=False)
 
@@ -233,6 +236,7 @@ class Builder:
             Value(type_, name, item.loc) for type_, name in zip(types, padded, strict=False)
         )
         object.__setattr__(item, "results", made)
+        object.__setattr__(item, "is_typed", True)
         self.ops.append(item)
         return made
 

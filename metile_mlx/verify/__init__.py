@@ -43,7 +43,7 @@ def verify(
             do what that one does: to store the same, and to communicate as it does once that has
             been planned. An op that both hold, as the same object, is not examined on its own.
         lowering: whether to read both programs of the lowering to threads, thread by thread, which
-            takes longer than all else.
+            takes longer than all else; and to follow what is sent where threads hold one value.
 
     Raises:
         VerificationError: one error with every finding. What the program does is not asked when
@@ -72,7 +72,7 @@ def examine(
         found["conversions"] = check_conversions(func, before)
         found["reductions"] = check_planned_reductions(func)
     elif stage is Stage.THREAD:
-        found["communication"] = check_communication(func, before)
+        found["communication"] = check_communication(func, before, lowering)
         found["reductions"] = [
             *check_reductions(func, before),
             *check_axis_reductions(func, before),

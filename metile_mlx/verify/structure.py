@@ -60,7 +60,7 @@ def check_structure(func: Func, stage: Stage, before: Func | None = None) -> lis
     """Dominance, unique definitions, legal ops, right types, terminators; all that is broken.
 
     The types of an op follow from the op alone, so those that `before` held already, as the same
-    objects, are not derived again.
+    objects, are not derived again, nor those that a Builder has checked as it made them.
     """
     checker = _Structure(func, stage, () if before is None else before.body.ops)
     checker.params()
@@ -113,7 +113,7 @@ class _Structure:
                         self.add(item, self.undominated(value))
             if item.block_fields:
                 self.regions(item, visible)
-            if id(item) not in self.checked:
+            if not item.is_typed and id(item) not in self.checked:
                 self.types(item)
             for value in item.results:
                 self.define(value, item)
