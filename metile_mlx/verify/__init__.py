@@ -14,7 +14,7 @@ from metile_mlx.verify.conversions import check_conversions
 from metile_mlx.verify.decided import check_decided
 from metile_mlx.verify.findings import Finding, error
 from metile_mlx.verify.grouping import check_grouping
-from metile_mlx.verify.kept import check_kept
+from metile_mlx.verify.kept import check_kept, holds_registers
 from metile_mlx.verify.order import check_order
 from metile_mlx.verify.ownership import check_ownership
 from metile_mlx.verify.reductions import check_planned_reductions, check_reductions
@@ -43,7 +43,8 @@ def verify(
             do what that one does: to store the same, and to communicate as it does once that has
             been planned. An op that both hold, as the same object, is not examined on its own.
         lowering: whether to read both programs of the lowering to threads, thread by thread, which
-            takes longer than all else; and to follow what is sent where threads hold one value.
+            takes longer than all else; and where threads hold one value each, to follow what is
+            sent and what passes over threads keep.
 
     Raises:
         VerificationError: one error with every finding. What the program does is not asked when
@@ -89,7 +90,8 @@ def examine(
         found["meaning"] = check_decided(func, before)
     elif stage is Stage.THREAD and all(i.opcode.startswith("metal.") for i in before.body.ops):
         # Of which nothing may be left, where no element is ever stored.
-        found["meaning"] = check_kept(func, before)
+        if lowering or holds_registers(before):
+            found["meaning"] = check_kept(func, before)
     elif stage is Stage.THREAD and lowering:
         found["lowering"] = check_lowering(func, before)
     return found

@@ -52,6 +52,11 @@ def _is_plain(kind: type[Op]) -> bool:
     return known
 
 
+def holds_registers(func: Func) -> bool:
+    """Whether some access of a per-thread program is one of several register slots."""
+    return any(getattr(item, "access", None) is not None for item in func.body.ops)
+
+
 @dataclass
 class _Run:
     """The parts of one tensor access, each with how often it is done."""
