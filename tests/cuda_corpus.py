@@ -24,21 +24,17 @@ import metile_mlx as metile
 from metile_mlx.runtime import cuda_compile
 from tests.end_to_end import test_conversions_run as conversions
 from tests.end_to_end import test_sums as sums
-from tests.support import cuda_cases
+from tests.support import cuda_cases, mutate
 from tests.support.arithmetic import NUMPY
 from tests.support.cuda_cases import Case
 
 # More in one unit, and ptxas 13.0 crashes on the lines they come from.
 BATCH = 50
-BARRIER = "  threadgroup_barrier(mem_flags::mem_threadgroup);\n"
 
 
 def without_barrier(case: Case, number: int) -> Case:
     """The case with one barrier of its text left out."""
-    parts = case.source.body.split(BARRIER)
-    assert 0 <= number < len(parts) - 1, case.name
-    body = BARRIER.join(parts[: number + 1]) + BARRIER.join(parts[number + 1 :])
-    source = replace(case.source, body=body)
+    source = mutate.without_barrier(case.source, number)
     return replace(case, name=f"{case.name} without barrier {number}", source=source)
 
 
@@ -60,7 +56,7 @@ def planted() -> list[Case]:
         schedule=metile.Schedule(conversion="scratch"),
     )
     case = cuda_cases.of_dispatch("planted", "exchanges", dispatch)
-    last = case.source.body.count(BARRIER) - 1
+    last = case.source.body.count(mutate.BARRIER) - 1
     found = [without_barrier(case, number) for number in range(last) if number != 1]
     x, y = mx.zeros((3, 1024)), metile.empty((3,), mx.float32)
     owner = sums.layout(1024, 4)

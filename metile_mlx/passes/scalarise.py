@@ -140,7 +140,7 @@ def _load(low: Lowering, item: tile.Load) -> Lowered:
     fill = low.b.constant(0, dtype) if item.fill is None else low.scalar(item.fill)
     found = []
     rows = low.rows(*item.indices, item.mask)
-    access, bounded = low.new_access(len(rows)), low.ctx.index_bits == 32
+    access, bounded = low.new_access(len(rows)), view.bounded and low.ctx.index_bits == 32
     for *indices, user_mask in rows:
         mask, at = where(low, view, [i for i in indices if i is not None], user_mask)
         if mask is None:
@@ -159,7 +159,7 @@ def _store(low: Lowering, item: tile.Store) -> Lowered:
     assert view.target is not None
     b = low.b
     rows = low.rows(*item.indices, item.value, item.mask)
-    access, bounded = low.new_access(len(rows)), low.ctx.index_bits == 32
+    access, bounded = low.new_access(len(rows)), view.bounded and low.ctx.index_bits == 32
     for *indices, value, user_mask in rows:
         assert value is not None
         mask, at = where(low, view, [i for i in indices if i is not None], user_mask)

@@ -80,6 +80,25 @@ def test_time_is_of_one_unit_of_work() -> None:
     assert found["a"].median == 0.5
 
 
+def test_what_an_arm_prepares_is_given_to_it_and_not_timed() -> None:
+    """Before each run anew: the check's, the warm-up's and the timed ones."""
+    now = [0.0]
+    given: list[float] = []
+
+    def prepare() -> float:
+        now[0] += 100
+        return now[0]
+
+    def run(made: float) -> None:
+        given.append(made)
+        now[0] += 1
+
+    arm = Arm("a", run, prepare=prepare)
+    found = measure([arm], accept, rounds=2, warmup=1, clock=lambda: now[0])
+    assert (found["a"].median, found["a"].least) == (1.0, 1.0)
+    assert len(set(given)) == 4
+
+
 def test_wrong_arm_is_refused_before_any_arm_is_timed() -> None:
     """F15: output is checked first, so that skipped work is no wonderful benchmark."""
     looks = itertools.count()

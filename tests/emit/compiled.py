@@ -82,7 +82,8 @@ def as_cpp(source: KernelSource) -> str:
         kind = types.get(dtype.name) or f"{'u' * (dtype.name[0] == 'u')}int{dtype.bits}_t"
         const = "const " if argument in source.inputs else ""
         lines.append(f"  {const}{kind}* {argument.name} = ({const}{kind}*)buffers[{number}];")
-    header = source.header.replace("inline ", "static inline ")
+    # As a macro it would also hide the variable of C++ kernels in the same unit.
+    header = source.header.replace("inline ", "static inline ").replace("thread ", "")
     return "\n".join(
         [
             *(header.splitlines()),

@@ -19,7 +19,7 @@ from metile_mlx.ir import metal, tile
 from metile_mlx.ir.arith import BinaryKind, CompareKind, UnaryKind
 from metile_mlx.ir.core import Builder, Func, Value
 from metile_mlx.ir.types import PointerType, ScalarType
-from metile_mlx.target import CPU, METAL
+from metile_mlx.target import CPU, CUDA, METAL
 from tests.emit.compiled import COMPILERS, Library, build, remarks, text_of
 from tests.support.arithmetic import NUMPY, Array
 from tests.support.grouped import adjacent, row_func, striped
@@ -72,6 +72,18 @@ def test_v2_text_of_a_guarded_group(dtype: DType) -> None:
         assert re.search(rf"if \(in_bounds{lane}\) \{{ y\[offset{lane}\] = ", body)
 
 
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+def test_v1_text_of_eight_neighbours_on_cuda(dtype: DType) -> None:
+    """Two vectors by one helper behind one guard, which compares no indices."""
+    vector, _ = VECTORS[dtype]
+    source = compile_kernel(row_func(adjacent(256, 8), dtype), Context(CUDA))
+    names = ["in_bounds", *(f"in_bounds_{k}" for k in range(2, 9))]
+    assert source.body.count(f"if ({' && '.join(names)}) {{") == 2
+    assert re.search(r"metile_load8\(&x\[offset\], \w+, \w+\);", source.body)
+    assert f"metile_store8(&y[offset], {vector}(" in source.body
+    assert "metile_consecutive" not in source.header + source.body
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_v2_helpers_for_both_address_spaces(dtype: DType) -> None:
     """An input of 4 to 7 elements is `constant`; packed types have the alignment of an element."""
@@ -117,6 +129,8 @@ def kernels() -> dict[str, KernelSource]:
             name = f"{dtype}_{'thirds' if thirds else 'all'}"
             made[f"msl_{name}"], made[f"cpp_{name}"] = msl(func), cpp(func)
             made[f"wide_{name}"] = cpp(func, index_bits=64)
+            func = row_func(adjacent(32 * 8, 8), dtype, thirds=thirds)
+            made[f"cuda_{name}"] = compile_kernel(func, Context(CUDA))
             func = row_func(striped(32 * 4), dtype, thirds=thirds)
             made[f"striped_{name}"] = cpp(func)
             made[f"wide_striped_{name}"] = cpp(func, index_bits=64)
@@ -147,17 +161,19 @@ def sentinel(n: int, dtype: DType) -> Array:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", ["msl", "cpp", "wide", "striped", "wide_striped"])
+@pytest.mark.parametrize("kind", ["msl", "cuda", "cpp", "wide", "striped", "wide_striped"])
 def test_f52_every_end_and_origin_of_a_row(library: Library, kind: str, dtype: DType) -> None:
     """n = 1..70, origins 0 to 3 and below 0, all elements and those with i % 3 != 0: exactly these
     change; what lies beside them, and behind the input, stays or is never read."""
-    room = 96
+    room, size = 96, 256 if kind == "cuda" else 128
     for thirds in (False, True):
         name = f"{kind}_{dtype}_{'thirds' if thirds else 'all'}"
-        for n, start in [(n, 0) for n in range(1, 71)] + [(70, s) for s in (1, 2, 3, -1, -2, -126)]:
+        for n, start in [(n, 0) for n in range(1, 71)] + [
+            (70, s) for s in (1, 2, 3, -1, -2, 2 - size)
+        ]:
             at = np.arange(max(start, 0), n)
             at = at[at % 3 != 0] if thirds else at
-            at = at[at < start + 128]
+            at = at[at < start + size]
             given = sentinel(room, dtype)
             given[:n] = numbers(n, dtype)
             output = sentinel(room, dtype)

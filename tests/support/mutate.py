@@ -11,11 +11,15 @@ from itertools import pairwise
 from typing import Any
 
 from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32, u16, u32
+from metile_mlx.emit.source import KernelSource
 from metile_mlx.ir import metal, planned, tile
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.types import SlotsType, TileType
 from metile_mlx.layout.affine import AffineMap
 from metile_mlx.layout.thread_layout import ThreadLayout
+
+BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+"""As MSL text has it."""
 
 BARRIERS = (planned.Barrier, metal.Barrier)
 STORES = (planned.ScratchStore, metal.ThreadgroupStore)
@@ -347,3 +351,12 @@ REGISTER_FAULTS: dict[str, Callable[[Func], Iterator[Mutant]]] = {
     "wrong base": wrong_base,
 }
 """What can go wrong only with several values per thread."""
+
+
+def without_barrier(source: KernelSource, number: int) -> KernelSource:
+    """An MSL text without one of its threadgroup barriers, counted from the first."""
+    lines = source.body.split("\n")
+    barriers = [n for n, line in enumerate(lines) if line.strip() == BARRIER]
+    assert 0 <= number < len(barriers), f"{source.name} has {len(barriers)} barriers"
+    del lines[barriers[number]]
+    return replace(source, body="\n".join(lines))
