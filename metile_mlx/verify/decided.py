@@ -52,7 +52,7 @@ class _Decided:
             if before is None and isinstance(after, ThreadLayout):
                 # Whose tile it is follows from the type of the result.
                 before = _identity(now)
-            if self._mapped(before) != after:
+            if not _is_same(self._mapped(before), after):
                 return f"its {name} is {after!r}, expected {before!r} as before"
         return ""
 
@@ -60,6 +60,13 @@ class _Decided:
         if isinstance(item, Value):
             return self.same.get(item, item)
         return tuple(map(self._mapped, item)) if isinstance(item, tuple) else item
+
+
+def _is_same(one: object, other: object) -> bool:
+    # A NaN equals no NaN, and 0.0 equals -0.0.
+    if isinstance(one, float) and isinstance(other, float):
+        return repr(one) == repr(other)
+    return one == other
 
 
 def _identity(item: Op) -> ThreadLayout | None:

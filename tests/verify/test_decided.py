@@ -108,3 +108,25 @@ def test_an_op_that_is_gone_or_stands_elsewhere() -> None:
 
 def test_other_parameters() -> None:
     assert "has other parameters than before" in rejected(replace(AFTER, params=AFTER.params[::-1]))
+
+
+def filled(value: float) -> Func:
+    p = Program()
+    x, y = p.array("x", f32, 50, "read"), p.array("y", f32, 64, "write")
+    a = p.arange(64)
+    p.emit(tile.Store(y, (a,), p.add(tile.Load(x, (a,), None, p.number(value, f32)))))
+    return p.func()
+
+
+def test_f25_constants_are_the_same_numbers() -> None:
+    """A NaN is as before, though it equals nothing; -0.0 is not 0.0."""
+    nan, zero = filled(float("nan")), filled(0.0)
+    verify(infer_ownership(nan, context()), Stage.OWNED, context(), nan)
+    owned = infer_ownership(zero, context())
+    place, item, block = next(
+        found
+        for found in places(owned)
+        if isinstance(found[1], tile.Constant) and found[1].dtype == f32
+    )
+    changed = put(owned, place, block, replace(item, value=-0.0))  # type: ignore[call-arg]
+    assert "its value is -0.0, expected 0.0" in rejected(changed, zero)
