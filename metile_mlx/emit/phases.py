@@ -37,6 +37,7 @@ from metile_mlx.emit.segments import (
     Segment,
     Targets,
     accesses,
+    crosses_lanes,
     has_effect,
     hoist,
     is_around,
@@ -57,7 +58,6 @@ from metile_mlx.ir.metal import (
     Load,
     LoadGroup,
     Shuffle,
-    SimdReduce,
     Store,
     StoreGroup,
     ThreadgroupAlloc,
@@ -92,7 +92,7 @@ class Plan:
         self._defined = definitions(func)
         self.tables = ThreadTables(func.threads, self._defined)
         every = list(walk(func.body))
-        across = [item for item in every if isinstance(item, Shuffle | SimdReduce)]
+        across = [item for item in every if crosses_lanes(item)]
         self._moved = {item.src for item in across if not is_uniform(item.src)}
         self._lanes = {item.lane for item in every if isinstance(item, Shuffle)}
         self.uniform: list[Op] = []
@@ -220,7 +220,7 @@ class Plan:
         if not phases or phases[-1].once != once:
             phases.append(Phase(once=once))
         phase = phases[-1]
-        if isinstance(item, Shuffle | SimdReduce) and not once and not is_uniform(item.src):
+        if crosses_lanes(item) and not once and not is_uniform(item.src):
             phase.grouped = True
             if self._home.get(item.src, (None, None))[1] is phase.segments[-1]:
                 phase.segments.append(Segment())
@@ -347,7 +347,8 @@ class Plan:
     ) -> bool:
         """Whether `arg` is read for the last time before its next value is made, in the loop.
 
-        Integer work is computed again, whoever knows where.
+        Integer work is computed again, whoever knows where. An exchange between lanes reads what
+        the loop over them may have overwritten: it has to be over before.
         """
         maker = self._defined.get(value)
         if maker is None or maker not in places or maker not in loop.body.ops:
@@ -356,7 +357,7 @@ class Plan:
             return False
         here = (places[maker], self._order[maker])
         return all(
-            (place, self._order[item]) <= here
+            place < here[0] if crosses_lanes(item) else (place, self._order[item]) <= here
             for item, place in places.items()
             if arg in reads(item)
         )
@@ -419,7 +420,7 @@ class Plan:
 
     def _keep(self, value: Value, phase: Phase, segment: Segment, user: Op) -> None:
         home_phase, home = self._home[value]
-        shuffled = isinstance(user, Shuffle | SimdReduce) and value is user.src
+        shuffled = crosses_lanes(user) and value is user.src
         if home is segment and not shuffled:
             return
         home.kept.add(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from metile_mlx.emit.thread_tables import is_uniform
 from metile_mlx.ir.core import Effect, Op, Value, op, walk
@@ -12,6 +13,7 @@ from metile_mlx.ir.metal import (
     If,
     Load,
     LoadGroup,
+    Shuffle,
     SimdReduce,
     Store,
     StoreGroup,
@@ -149,6 +151,11 @@ def hoist(ops: Sequence[Op]) -> tuple[list[Op], list[Op]]:
                 else:
                     late.append(other)
     return before, rest
+
+
+def crosses_lanes(item: Op) -> TypeGuard[Shuffle | SimdReduce]:
+    """Whether an op reads what other lanes of the simdgroup have."""
+    return isinstance(item, Shuffle | SimdReduce)
 
 
 def is_total(item: Op) -> bool:

@@ -1,4 +1,4 @@
-"""Random programs of loops, branches and sums mean the same everywhere (SPEC K5, K6, F43, F58).
+"""Random programs of loops, branches, sums and lanes mean the same everywhere (K5, K6, F43, F58).
 
 The reference evaluates the program after each tile pass, the simulator (with its race checker) the
 per-thread program before and after the clean-up, the CPU runs the emitted C++, and the emulator,
@@ -156,4 +156,5 @@ def test_the_sample_is_what_it_claims() -> None:
     assert sum(made.branches > 0 for made in sample) > 80
     assert sum(made.sums_in_loops > 0 for made in sample) > 60
     assert sum(made.sums_in_loops > 0 and made.size > 32 for made in sample) > 40
+    assert sum(made.exchanges_in_loops > 0 for made in sample) > 40
     assert sum(made.by_program for made in sample) > 10

@@ -1,4 +1,4 @@
-"""Random programs of loops, branches and sums whose every result is exact in any order.
+"""Random programs of loops, branches, sums and lanes whose every result is exact in any order.
 
 Floats are integers of few bits: what a loop carries is clamped, so that 24 bits hold every sum. A
 bound that depends on the program has no meaning on the reference; such programs say so.
@@ -15,8 +15,9 @@ import numpy as np
 
 from metile_mlx.dtypes import DType, f32, i32
 from metile_mlx.ir import tile
-from metile_mlx.ir.arith import BinaryKind, CombineKind, CompareKind
+from metile_mlx.ir.arith import BinaryKind, CombineKind, CompareKind, element
 from metile_mlx.ir.core import Func, Value
+from metile_mlx.ir.lanes import LaneReduce, LaneShuffle, ThreadId
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.types import ScalarType
 from tests.support.arithmetic import Array
@@ -55,6 +56,7 @@ class RandomLoops:
     by_program: bool = False
     sums: int = 0
     sums_in_loops: int = 0
+    exchanges_in_loops: int = 0
     loops: int = 0
     branches: int = 0
     depth: int = 0
@@ -99,7 +101,7 @@ class RandomLoops:
     def statement(self) -> None:
         steps: list[Callable[[], None]] = [
             self.load, self.arithmetic, self.arithmetic, self.integer, self.sum, self.sum,
-            self.store, self.select,
+            self.store, self.select, self.exchange,
         ]  # fmt: skip
         if self.depth < 3:
             steps += [self.loop, self.loop, self.loop, self.branch, self.branch]
@@ -146,6 +148,30 @@ class RandomLoops:
         total = self.p.add(tile.Reduce(CombineKind.SUM, self.one("float tile")))
         self.keep("float", self.clamp(total))
 
+    def exchange(self) -> None:
+        if self.proven:
+            kind = self.rng.choice(("float tile", "float tile", "int tile"))
+            self.keep(kind, self.exchanged(self.one(kind)))
+
+    def exchanged(self, src: Value) -> Value:
+        """What another lane of the simdgroup has, or all of them combined; perhaps added to."""
+        p, rng = self.p, self.rng
+        self.exchanges_in_loops += self.in_loops > 0
+        number = p.number(rng.randrange(32))
+        made: LaneReduce | LaneShuffle
+        if rng.random() < 0.3:
+            made = LaneReduce(rng.choice((CombineKind.SUM, CombineKind.MAX)), src, "reduce")
+        elif rng.random() < 0.5:
+            made = LaneShuffle(src, number, "broadcast")
+        else:
+            lane = p.op(BinaryKind.AND, p.add(ThreadId("lane")), 31)
+            made = LaneShuffle(src, p.op(BinaryKind.XOR, lane, number), "xor")
+        value = p.add(made)
+        if rng.random() < 0.5 and isinstance(made, LaneShuffle):
+            return value
+        value = p.op(rng.choice((BinaryKind.ADD, BinaryKind.MAXIMUM)), value, src)
+        return value if element(src) == i32 else self.clamp(value)
+
     def store(self) -> None:
         kind, dtype = self.rng.choice((("float tile", f32), ("int tile", i32)))
         mask = self.rng.choice((None, *self.pools.get("mask", ())))
@@ -185,11 +211,17 @@ class RandomLoops:
                 for _ in range(3):
                     self.keep(kind, arg)
             self.body()
-            block = p.end(outer, *(self.one(kind) for kind in kinds))
+            block = p.end(outer, *map(self.next, kinds, args))
             self.in_loops -= 1
         made = p.emit(For(start, end, step, inits, replace(block, args=(index, *args))))
         for kind, value in zip(kinds, made, strict=True):
             self.keep(kind, value)
+
+    def next(self, kind: str, arg: Value) -> Value:
+        """What a carried value becomes; often what the lanes have exchanged of the last one."""
+        if self.proven and kind.endswith("tile") and self.rng.random() < 0.4:
+            return self.exchanged(arg)
+        return self.one(kind)
 
     def branch(self) -> None:
         """A branch on a runtime scalar, a loop's index, the program, or on what was computed."""
