@@ -23,6 +23,8 @@ import numpy as np
 import metile_mlx as metile
 from metile_mlx.runtime import cuda_compile
 from tests.end_to_end import test_conversions_run as conversions
+from tests.end_to_end import test_lanes as lanes
+from tests.end_to_end import test_loops as loops
 from tests.end_to_end import test_sums as sums
 from tests.support import cuda_cases, mutate
 from tests.support.arithmetic import NUMPY
@@ -39,10 +41,11 @@ def without_barrier(case: Case, number: int) -> Case:
 
 
 def planted() -> list[Case]:
-    """Each kind of barrier left out once: publish and release of an exchange, publish of a sum.
+    """Each kind of barrier left out once: publish and release, of exchanges and of sums in loops.
 
     A release orders something only where the same memory is written again: neither the only one of
-    the mask's scratch (number 1) nor the last of the kernel is a fault to leave out.
+    the mask's scratch (number 1) nor the last of the kernel is a fault to leave out. Of barriers
+    that a kernel declares itself, the one of `tree` before its store orders nothing there.
     """
     x = mx.zeros((3, 128))
     dispatch = conversions.chained[(3,)].prepare(
@@ -61,7 +64,14 @@ def planted() -> list[Case]:
     x, y = mx.zeros((3, 1024)), metile.empty((3,), mx.float32)
     owner = sums.layout(1024, 4)
     dispatch = sums.totals[(3,)].prepare(x, y, N=1024, LAYOUT=owner, backend="reference")
-    return [*found, without_barrier(cuda_cases.of_dispatch("planted", "sum", dispatch), 0)]
+    found.append(without_barrier(cuda_cases.of_dispatch("planted", "sum", dispatch), 0))
+    x = mx.zeros((3, 300))
+    dispatch = loops.summed[3].prepare(x, y, 300, BLOCK=64, backend="reference")
+    case = cuda_cases.of_dispatch("planted", "sum in a loop", dispatch)
+    found += [without_barrier(case, number) for number in range(2)]
+    dispatch = lanes.tree[3].prepare(mx.zeros((3, 120)), y, 7, BLOCK=128, backend="reference")
+    case = cuda_cases.of_dispatch("planted", "shared memory", dispatch)
+    return [*found, *(without_barrier(case, number) for number in (0, 2))]
 
 
 def write(folder: Path, name: str, cases: Sequence[Case]) -> None:

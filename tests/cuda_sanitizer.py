@@ -32,7 +32,7 @@ class Driver:
     """The calls of libcuda that a launch needs."""
 
     def __init__(self) -> None:
-        self.library: Any = ctypes.CDLL("libcuda.so.1")
+        self.cuda: Any = ctypes.CDLL("libcuda.so.1")
         self.call("cuInit", 0)
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self.call("cuDeviceGet", ctypes.byref(device), 0)
@@ -40,7 +40,7 @@ class Driver:
         self.call("cuCtxSetCurrent", context)
 
     def call(self, name: str, *arguments: Any) -> None:
-        code = getattr(self.library, name)(*arguments)
+        code = getattr(self.cuda, name)(*arguments)
         if code:
             raise RuntimeError(f"{name} answers {code}")
 

@@ -24,11 +24,18 @@ from metile_mlx.ir.core import Func
 from metile_mlx.runtime.autodiff import reference_launch
 from metile_mlx.runtime.backends import metal_inputs, metal_outputs
 from metile_mlx.target import CUDA
+from tests.end_to_end import test_argmax as indices
+from tests.end_to_end import test_axis_reductions as axes
 from tests.end_to_end import test_conversions_run as conversions
+from tests.end_to_end import test_lanes as lanes
+from tests.end_to_end import test_loops as loops
+from tests.end_to_end import test_register_conversions as exchanges
 from tests.end_to_end import test_sums as sums
 from tests.support import emulated, grouped, simulate
 from tests.support.arithmetic import NUMPY, Array, literal
 from tests.support.public import DTYPES
+from tests.support.random_loops import PROGRAMS as LOOP_PROGRAMS
+from tests.support.random_loops import random_loops
 from tests.support.random_tiles import PROGRAMS, programs
 from tests.support.simulated_metal import to_numpy
 from tests.support.together import examples
@@ -213,17 +220,80 @@ def summed() -> Iterator[Case]:
     yield of_dispatch("sums", "1024 threads of 32 registers, two sums", made)
 
 
+def exchanged(count: int = 8) -> Iterator[Case]:
+    """Conversions of register tiles, each lowering forced; 8 of a dtype are two of each."""
+    for dtype in DTYPES:
+        for case in exchanges.cases(dtype)[:count]:
+            kind = case.kernel.definition.name
+            name = f"{kind} of {case.size} {dtype}, {case.conversion}, {case.seed}"
+            # The costs are asked again where the text for a GPU is made.
+            with exchanges.preferred(case.conversion):
+                yield of_dispatch("register conversions", name, case.prepare("reference"))
+
+
+def looped() -> Iterator[Case]:
+    """Loops with runtime bounds: sums and releases in them, carried tiles, lanes, shared memory."""
+    x, f32_3 = mx.zeros((3, 300)), metile.empty((3,), mx.float32)
+    square = mx.zeros((3, 256))
+    lane_rows = (square, metile.empty(square.shape, square.dtype))
+    launches = {
+        "sum of 64 at a time": loops.summed[3].prepare(
+            x, f32_3, 300, BLOCK=64, backend="reference"
+        ),
+        "sum of 32 at a time": loops.summed[3].prepare(
+            x, f32_3, 300, BLOCK=32, backend="reference"
+        ),
+        "largest index": indices.top_of_long_rows[3].prepare(
+            x, metile.empty((3,), mx.int32), 300, BLOCK=64, backend="reference"
+        ),
+        "sums of rows": axes.streamed[1].prepare(x, f32_3, 3, 300, backend="reference"),
+        "shared, reversed": lanes.reversed_rows[3].prepare(
+            *lane_rows, 3, BLOCK=256, backend="reference"
+        ),
+        "shared, halves": lanes.tree[3].prepare(
+            mx.zeros((3, 120)), f32_3, 7, BLOCK=128, backend="reference"
+        ),
+    }
+    for name, dispatch in launches.items():
+        yield of_dispatch("loops", name, dispatch)
+
+
+def random_loop_programs(count: int = 20) -> Iterator[Case]:
+    """Random programs of loops, branches and sums, exact in any order of additions."""
+    for seed in range(count):
+        made = random_loops(seed)
+        assert made.func is not None
+        arrays = dict(made.arrays)
+        for name, (shape, dtype) in made.outputs.items():
+            arrays[name] = np.zeros(shape, NUMPY[dtype])
+        yield of_func(
+            "random loops", f"number {seed}", made.func, arrays, (LOOP_PROGRAMS, 1, 1),
+            made.scalars,
+        )  # fmt: skip
+
+
 def all_cases() -> Iterator[Case]:
     """All of the above."""
-    yield from converted()
+    yield from converted(9)
+    yield from exchanged(4)
     yield from rows()
     yield from summed()
-    yield from random_programs()
+    yield from looped()
+    yield from random_programs(30)
+    yield from random_loop_programs(12)
 
 
 def corpus() -> list[Case]:
     """A smaller set for checkers, which are slow; it still meets every mechanism."""
-    return [*converted(4), *rows(), *summed(), *random_programs(20)]
+    return [
+        *converted(4),
+        *exchanged(),
+        *rows(),
+        *summed(),
+        *looped(),
+        *random_programs(20),
+        *random_loop_programs(),
+    ]
 
 
 def difference(case: Case, position: int, got: Array) -> str:
