@@ -63,6 +63,11 @@ _MANY_ROWS = 1024
 _ROWS_TOGETHER = 4
 
 
+def row_block(columns: int) -> int:
+    """The power of two, of 32 on, that holds a row."""
+    return max(SIMD_WIDTH, 1 << (columns - 1).bit_length())
+
+
 def row_layout(backend: str, dtype: DType, columns: int, block: int) -> ThreadLayout | None:
     """The layout in which the forward kernel holds a row.
 

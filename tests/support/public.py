@@ -6,7 +6,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import metile_mlx as metile
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.runtime import cpu
+from metile_mlx.specialise import Specialisation, TextKey
 from metile_mlx.target import CPU
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,6 +95,24 @@ def source(dispatch: metile.Dispatch) -> KernelSource:
 def compile_all(dispatches: Iterable[metile.Dispatch]) -> None:
     """Compile the CPU texts of many dispatches in few compiler runs."""
     cpu.build_many([source(dispatch) for dispatch in dispatches])
+
+
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """The names of the kernels whose texts are made inside."""
+    found: list[str] = []
+    lower: Callable[..., Any] = Specialisation._compile
+
+    def noting(self: Specialisation, key: TextKey) -> Any:
+        found.append(self.func.name)
+        return lower(self, key)
+
+    hooked: Any = Specialisation
+    hooked._compile = noting
+    try:
+        yield found
+    finally:
+        hooked._compile = lower
 
 
 def device_of(backend: str) -> mx.DeviceType:
