@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SIMD_WIDTH = 32
+LANE_BITS = SIMD_WIDTH.bit_length() - 1
 MAX_THREADS = 1024
 MAX_TILE = 32768
 THREADGROUP_BYTES = 32768

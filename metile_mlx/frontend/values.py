@@ -11,7 +11,7 @@ from types import ModuleType
 
 from metile_mlx.dtypes import MLX_NAMES, DType, Kind, bf16, bool_, f16, f32, i32
 from metile_mlx.errors import CompileError
-from metile_mlx.ir.core import Value
+from metile_mlx.ir.core import Value, literal_key
 from metile_mlx.ir.types import PointerType, ScalarType, TensorType, TileType
 from metile_mlx.layout.thread_layout import ThreadLayout
 
@@ -72,7 +72,7 @@ def constant_key(value: object) -> Hashable:
     """Equal for two values exactly when a kernel can't tell them apart: 1, 1.0 and True differ."""
     match value:
         case float():
-            return (float, repr(value))
+            return literal_key(value)
         case bool() | int() | str():
             return (type(value), value)
         case tuple():

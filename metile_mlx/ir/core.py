@@ -8,7 +8,7 @@ Values. Names and locations ride along; they never enter equality, hashing or ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Flag, auto
 from typing import Any, ClassVar, TypeVar, dataclass_transform
@@ -123,15 +123,17 @@ class Op:
         return replace(self, **changes) if changes else self
 
 
+def literal_key(item: Any) -> Hashable:
+    """What tells one attribute from another: NaN is itself, -0.0 is not 0.0, True is not 1."""
+    return (type(item), repr(item)) if isinstance(item, float | bool) else item
+
+
 def _key(item: object) -> object:
-    # repr tells 0.0 from -0.0 and makes NaN equal to itself; bool is not int 1.
-    if isinstance(item, float | bool):
-        return (type(item), repr(item))
     if isinstance(item, Value | Block):
         return id(item)
     if isinstance(item, tuple):
         return tuple(_key(part) for part in item)
-    return item
+    return literal_key(item)
 
 
 def _mapped(item: Any, mapping: Mapping[Value, Value]) -> Any:

@@ -23,14 +23,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from metile_mlx.layout.affine import AffineMap
-from metile_mlx.target import SIMD_WIDTH
+from metile_mlx.target import LANE_BITS
 
 BANKS = 32
 """Banks of one word each."""
 
 WORD_BYTES = 4
-
-LANE_BITS = SIMD_WIDTH.bit_length() - 1
 
 
 def rank(vectors: Iterable[int]) -> int:

@@ -67,7 +67,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from metile_mlx.layout.affine import AffineMap
-from metile_mlx.layout.banks import LANE_BITS, conflicts, swizzle
+from metile_mlx.layout.banks import conflicts, swizzle
 from metile_mlx.layout.costs import Cost
 from metile_mlx.layout.steps import (
     Choice,
@@ -78,6 +78,7 @@ from metile_mlx.layout.steps import (
     is_still,
     selects,
 )
+from metile_mlx.target import LANE_BITS
 
 
 @dataclass(frozen=True)

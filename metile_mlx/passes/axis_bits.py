@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from metile_mlx.layout.thread_layout import ThreadLayout
-from metile_mlx.target import SIMD_WIDTH
-
-LANE_BITS = SIMD_WIDTH.bit_length() - 1
+from metile_mlx.target import LANE_BITS
 
 
 @dataclass(frozen=True)

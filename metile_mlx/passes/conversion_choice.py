@@ -11,11 +11,11 @@ from metile_mlx.ir.core import Value
 from metile_mlx.ir.tile import Convert
 from metile_mlx.ir.types import TileType
 from metile_mlx.layout.affine import AffineMap
-from metile_mlx.layout.banks import LANE_BITS
 from metile_mlx.layout.costs import groups_gained
 from metile_mlx.layout.steps import Choice, Exchange, Lanes
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.report import ConversionCost, LayoutConversion, place
+from metile_mlx.target import LANE_BITS
 
 
 @dataclass(frozen=True)

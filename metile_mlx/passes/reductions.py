@@ -12,10 +12,10 @@ from metile_mlx.ir import metal, planned, stated
 from metile_mlx.ir.arith import COMBINE, BinaryKind, CombineKind, CompareKind, element, identity
 from metile_mlx.ir.core import Value
 from metile_mlx.ir.types import ScratchType, TileType
-from metile_mlx.passes.axis_bits import LANE_BITS, AxisBits, axis_bits
+from metile_mlx.passes.axis_bits import AxisBits, axis_bits
 from metile_mlx.passes.lane_builder import LaneBuilder
 from metile_mlx.passes.lowering import Lowered, Lowering, Slots
-from metile_mlx.target import SIMD_WIDTH
+from metile_mlx.target import LANE_BITS, SIMD_WIDTH
 
 
 def reduce(low: Lowering, item: planned.Reduce) -> Lowered:

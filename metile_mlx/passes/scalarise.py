@@ -20,9 +20,7 @@ from metile_mlx.passes.lower_lanes import LANES, differs, load_shared, store_sha
 from metile_mlx.passes.lower_moves import MOVES
 from metile_mlx.passes.lowering import Lowered, Lowering, Rules, Slots, slot_name
 from metile_mlx.passes.reductions import reduce
-from metile_mlx.target import EMULATOR, SIMD_WIDTH
-
-LANE_BITS = SIMD_WIDTH.bit_length() - 1
+from metile_mlx.target import EMULATOR
 
 
 def scalarise(func: Func, ctx: Context) -> Func:

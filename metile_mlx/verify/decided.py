@@ -6,12 +6,13 @@ per thread (SPEC O6).
 
 from __future__ import annotations
 
-import math
+from collections.abc import Hashable, Mapping
 
-from metile_mlx.ir.core import Block, Func, Op, Value
+from metile_mlx.ir.core import Block, Func, Op, Value, literal_key
 from metile_mlx.ir.printer import print_op
 from metile_mlx.ir.types import TileType
 from metile_mlx.layout.thread_layout import ThreadLayout
+from metile_mlx.target import MAX_THREADS, SIMD_WIDTH
 from metile_mlx.verify.findings import Finding
 
 
@@ -52,26 +53,23 @@ class _Decided:
             if before is None and isinstance(after, ThreadLayout):
                 # Whose tile it is follows from the type of the result.
                 before = _identity(now)
-            if not _is_same(self._mapped(before), after):
+            if self._keyed(before, self.same) != self._keyed(after, {}):
                 return f"its {name} is {after!r}, expected {before!r} as before"
         return ""
 
-    def _mapped(self, item: object) -> object:
+    def _keyed(self, item: object, same: Mapping[Value, Value]) -> Hashable:
+        """What a field has to be, its values as `same` names them."""
         if isinstance(item, Value):
-            return self.same.get(item, item)
-        return tuple(map(self._mapped, item)) if isinstance(item, tuple) else item
-
-
-def _is_same(one: object, other: object) -> bool:
-    # A NaN equals no NaN, and 0.0 equals -0.0.
-    if isinstance(one, float) and isinstance(other, float):
-        return repr(one) == repr(other)
-    return one == other
+            return same.get(item, item)
+        if isinstance(item, tuple):
+            return tuple([self._keyed(part, same) for part in item])
+        return literal_key(item)
 
 
 def _identity(item: Op) -> ThreadLayout | None:
     type_ = item.results[0].type if item.results else None
     if not isinstance(type_, TileType):
         return None
-    size = math.prod(type_.shape)
-    return ThreadLayout.identity(size) if 32 <= size <= 1024 and not size & (size - 1) else None
+    size = type_.size
+    has_owners = SIMD_WIDTH <= size <= MAX_THREADS and not size & (size - 1)
+    return ThreadLayout.identity(size) if has_owners else None

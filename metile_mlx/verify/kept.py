@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from metile_mlx.ir import metal
-from metile_mlx.ir.core import Block, Effect, Func, Op, Value
+from metile_mlx.ir.core import Block, Effect, Func, Op, Value, literal_key
 from metile_mlx.ir.loops import ThreadFor
 from metile_mlx.verify.findings import Finding
 from metile_mlx.verify.meaning import Numbering
@@ -148,8 +148,7 @@ class _Numbered:
             return ("value", self.numbers[item])
         if isinstance(item, tuple):
             return tuple(map(self.field, item))
-        # 0.0 and -0.0 are equal, True and 1 too, and they are not the same constant.
-        return (type(item), repr(item)) if isinstance(item, float | bool) else item
+        return literal_key(item)
 
     def load(self, item: metal.Load | metal.LoadGroup, path: Path) -> None:
         parts = (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from metile_mlx.dtypes import DType, bool_
-from metile_mlx.ir.core import Effect, Op, Value
+from metile_mlx.ir.core import Effect, Op, Value, literal_key
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.tile import Bitcast, Cast, Print, Store
 from metile_mlx.ir.types import ScalarType, TileType, Type
@@ -133,8 +133,7 @@ class Meaning:
             return tuple([self._field(part) for part in item])
         if isinstance(item, ThreadLayout):
             return None
-        # 0.0 and -0.0 are equal, True and 1 too, and they are not the same constant.
-        return (type(item), repr(item)) if isinstance(item, float | bool) else item
+        return literal_key(item)
 
 
 def _dtype(type_: Type) -> DType | None:

@@ -14,3 +14,13 @@ def gpu() -> Iterator[simulated_metal.Device]:
     """A simulated Metal device, for all kernels of one test file."""
     with simulated_metal.device() as device:
         yield device
+
+
+BACKENDS = ("cpu", "reference", "metal")
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """The name of each backend that a kernel runs on."""
+    name: str = request.param
+    return name

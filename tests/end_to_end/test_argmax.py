@@ -10,14 +10,7 @@ import pytest
 
 import metile_mlx as metile
 
-BACKENDS = ("cpu", "reference", "metal")
 pytestmark = pytest.mark.usefixtures("gpu")
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
 
 
 @metile.kernel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import mlx.core as mx
@@ -9,17 +10,11 @@ import pytest
 
 import metile_mlx as metile
 from metile_mlx.target import METAL
+from tests.end_to_end.conftest import BACKENDS
 from tests.support.public import DTYPES, payload, same_bits
 
-BACKENDS = ("cpu", "reference", "metal")
 pytestmark = pytest.mark.usefixtures("gpu")
 SHAPES = ((1,), (7,), (8,), (9,), (33,), (1, 7), (3, 5), (1, 37), (5, 3))
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
 
 
 @metile.kernel
@@ -115,6 +110,25 @@ def test_strided_weights_and_rows(columns: int, backend: str) -> None:
         x, w, metile.empty((5, columns), mx.float32), 5, COLUMNS=columns, backend=backend
     )
     assert same_bits(made, mx.contiguous(x) * mx.contiguous(w))
+
+
+@metile.kernel
+def missing(x, y, z, NUMBER: metile.constexpr):
+    i = metile.arange(0, 64)
+    source = metile.tensor(x, shape=(64,))
+    metile.tensor(y, shape=(64,), access="write").store(i, source.load(i + 3, fill=NUMBER))
+    whole = metile.full(64, NUMBER, metile.f32)
+    metile.tensor(z, shape=(64,), access="write").store(i, whole)
+
+
+@pytest.mark.parametrize("number", [math.nan, -0.0, math.inf])
+def test_k2_a_literal_that_is_no_number_or_signed(number: float, backend: str) -> None:
+    """As a fill and as a tile: NaN, which equals nothing, and the zero that equals another."""
+    out = metile.empty(64, mx.float32)
+    filled, whole = missing[1](mx.arange(64.0), out, out, NUMBER=number, backend=backend)
+    held = [number] * 64
+    assert same_bits(filled, mx.array([*range(3, 64), *held[:3]], mx.float32))
+    assert same_bits(whole, mx.array(held))
 
 
 @metile.kernel

@@ -14,7 +14,6 @@ import pytest
 
 import metile_mlx as metile
 
-BACKENDS = ("cpu", "reference", "metal")
 pytestmark = pytest.mark.usefixtures("gpu")
 L = metile.ThreadLayout
 # 8 rows of 32 columns; slot bits: registers above, then simdgroups, then lanes.
@@ -25,12 +24,6 @@ LAYOUTS = {
     "a row across simdgroups": L((5, 6, 7, 0, 1, 2, 3, 4), 77),
     "lanes, simdgroups and registers": L((7, 0, 5, 3, 2, 6, 1, 4), 200, elements_per_thread=2),
 }
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
 
 
 @metile.kernel

@@ -14,15 +14,8 @@ import metile_mlx as metile
 from metile_mlx import specialise
 from tests.support.public import device_of, same_bits
 
-BACKENDS = ("cpu", "reference", "metal")
 LAZY = ("cpu", "reference")
 pytestmark = pytest.mark.usefixtures("gpu")
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
 
 
 @metile.kernel

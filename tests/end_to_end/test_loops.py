@@ -18,15 +18,8 @@ from metile_mlx.ir.core import Func
 from tests.support import emulated
 from tests.support.mutate import BARRIER, without_barrier
 
-BACKENDS = ("cpu", "reference", "metal")
 pytestmark = pytest.mark.usefixtures("gpu")
 TOP = 2**31 - 1
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
 
 
 @metile.kernel

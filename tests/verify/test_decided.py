@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from metile_mlx.compiler import lower
 from metile_mlx.context import Stage
-from metile_mlx.dtypes import bool_, f32, i32
+from metile_mlx.dtypes import DType, bool_, f32, i32
 from metile_mlx.errors import VerificationError
 from metile_mlx.ir import tile
 from metile_mlx.ir.arith import BinaryKind, CompareKind
@@ -110,23 +112,39 @@ def test_other_parameters() -> None:
     assert "has other parameters than before" in rejected(replace(AFTER, params=AFTER.params[::-1]))
 
 
-def filled(value: float) -> Func:
+NOT_A_NUMBER = float("nan")
+
+
+def constant(value: float | bool, dtype: DType = f32) -> tuple[Func, Func]:
+    """A program that stores a literal, without owners and with them."""
     p = Program()
-    x, y = p.array("x", f32, 50, "read"), p.array("y", f32, 64, "write")
-    a = p.arange(64)
-    p.emit(tile.Store(y, (a,), p.add(tile.Load(x, (a,), None, p.number(value, f32)))))
-    return p.func()
+    y = p.array("y", dtype, 64, "write")
+    p.emit(tile.Store(y, (p.arange(64),), p.number(value, dtype)))
+    return p.func(), infer_ownership(p.func(), context())
 
 
-def test_f25_constants_are_the_same_numbers() -> None:
-    """A NaN is as before, though it equals nothing; -0.0 is not 0.0."""
-    nan, zero = filled(float("nan")), filled(0.0)
-    verify(infer_ownership(nan, context()), Stage.OWNED, context(), nan)
-    owned = infer_ownership(zero, context())
-    place, item, block = next(
+@pytest.mark.parametrize("value", [NOT_A_NUMBER, math.inf, -0.0, 5e-324])
+def test_f25_a_literal_is_itself(value: float) -> None:
+    """A NaN is no other than it was, though it does not equal itself; through all passes."""
+    lower(constant(value)[0], context())
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now", "dtype"),
+    [
+        (NOT_A_NUMBER, 1.0, f32),
+        (1.0, NOT_A_NUMBER, f32),
+        (0.0, -0.0, f32),
+        (True, 1, bool_),
+        (1, 1.0, i32),
+    ],
+)
+def test_f25_another_literal(was: float, is_now: float, dtype: DType) -> None:
+    before, after = constant(was, dtype)
+    place, item, block = [
         found
-        for found in places(owned)
-        if isinstance(found[1], tile.Constant) and found[1].dtype == f32
-    )
-    changed = put(owned, place, block, replace(item, value=-0.0))  # type: ignore[call-arg]
-    assert "its value is -0.0, expected 0.0" in rejected(changed, zero)
+        for found in places(after)
+        if isinstance(found[1], tile.Constant) and found[1].dtype == dtype
+    ][-1]
+    message = rejected(put(after, place, block, replace(item, value=is_now)), before)  # type: ignore[call-arg]
+    assert f"its value is {is_now!r}, expected {was!r} as before" in message
