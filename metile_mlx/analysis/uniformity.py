@@ -48,11 +48,10 @@ class _Proof:
         ) and self.known.issuperset(item.operands())
 
     def _is_given(self, item: tile.Load | metal.Load) -> bool:
-        """A scalar given as an MLX array: the only element of the parameter it is named after."""
-        source = item.buffer if isinstance(item, metal.Load) else item.tensor
+        """A scalar that was given as an MLX array: every thread reads the same element."""
         at = (item.index,) if isinstance(item, metal.Load) else item.indices
-        is_scalar = source.name == item.result.name and _is_uniform(item.result)
-        return is_scalar and item.mask is None and self.known.issuperset(at)
+        same = _is_uniform(item.result) and item.mask is None and self.known.issuperset(at)
+        return item.given and same
 
     def _branch(self, item: tile.If | metal.If) -> None:
         for inner in item.blocks():

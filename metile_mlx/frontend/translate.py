@@ -95,7 +95,7 @@ def _load_scalar(build: Build, array: Value) -> Value:
     build.loc = array.loc
     one, zero = build.constant(1, i32), build.constant(0, i32)
     view = build.add(Tensor(array, (one,), (one,), "read"), array.name)
-    scalar = build.add(Load(view, (zero,)), array.name)
+    scalar = build.add(Load(view, (zero,), given=True), array.name)
     build.lazy_scalars.add(scalar)
     return scalar
 

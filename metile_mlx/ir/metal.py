@@ -180,7 +180,8 @@ class Load(Op):
 
     The register slots of one tensor load have one number, `access`, that no other access has.
     `bounded`: whoever accesses does so within a declared view whose offsets all fit 31 bits, so
-    that the index is the element's number, never that number wrapped (SPEC K2, X8).
+    that the index is the element's number, never that number wrapped (SPEC K2, X8). `given` as in
+    tile.Load.
     """
 
     buffer: Value
@@ -189,6 +190,7 @@ class Load(Op):
     fill: Value | None = None
     access: int | None = None
     bounded: bool = False
+    given: bool = False
 
     def infer(self) -> tuple[Type, ...]:
         assert isinstance(self.buffer.type, PointerType)

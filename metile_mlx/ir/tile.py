@@ -289,12 +289,16 @@ def _access(tensor: Value, indices: tuple[Value, ...], mask: Value | None, what:
 
 @op("tile.load", Effect.READ)
 class Load(Op):
-    """Read a tensor. Lanes out of bounds or masked off give `fill` (None: zero by default)."""
+    """Read a tensor. Lanes out of bounds or masked off give `fill` (None: zero by default).
+
+    `given`: a runtime scalar whose argument is an array of one element, which nobody writes.
+    """
 
     tensor: Value
     indices: tuple[Value, ...]
     mask: Value | None = None
     fill: Value | None = None
+    given: bool = False
 
     def infer(self) -> tuple[Type, ...]:
         assert isinstance(self.tensor.type, TensorType)

@@ -141,12 +141,12 @@ def _load(low: Lowering, item: tile.Load) -> Lowered:
     access, bounded = low.new_access(len(rows)), view.bounded and low.ctx.index_bits == 32
     for *indices, user_mask in rows:
         mask, at = where(low, view, [i for i in indices if i is not None], user_mask)
-        if mask is None:
-            found.append(low.b.add(metal.Load(view.source, at, access=access, bounded=bounded)))
-        elif low.b.number(mask) == 0:
+        if mask is not None and low.b.number(mask) == 0:
             found.append(fill)
-        else:
-            found.append(low.b.add(metal.Load(view.source, at, mask, fill, access, bounded)))
+            continue
+        other = None if mask is None else fill
+        load = metal.Load(view.source, at, mask, other, access, bounded, item.given)
+        found.append(low.b.add(load))
     return (tuple(found),)
 
 

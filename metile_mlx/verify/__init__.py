@@ -80,7 +80,7 @@ def examine(
         ]
         found["grouping"] = check_grouping(func, before)
     if stage >= Stage.PLANNED:
-        found["convergence"] = check_convergence(func)
+        found["convergence"] = check_convergence(func, before)
         found["order"] = check_order(func)
     if before is None or any(found.values()):
         return found

@@ -341,6 +341,18 @@ def runtime_lane(x, y):
 
 
 @metile.kernel
+def sum_from_a_namesake(x, y):
+    """The view and what it loads bear the name of the parameter, as scalar arguments do."""
+    x = metile.tensor(x, shape=64)
+    i = metile.arange(0, 64)
+    value = x.load(i)
+    x = x.load(3)
+    if x > 0:
+        value = metile.simd_sum(value)
+    metile.tensor(y, shape=64, access="write").store(i, value)
+
+
+@metile.kernel
 def half_sum(x, y):
     i = metile.arange(0, 64)
     value = metile.cast(metile.tensor(x, shape=64).load(i), metile.f16)
@@ -375,6 +387,11 @@ REFUSED: dict[str, tuple[metile.Kernel, type[Exception], str]] = {
         sum_from_memory,
         metile.CompileError,
         "an exchange between lanes under the runtime `if` of line",
+    ),
+    "whatever it is called (C2)": (
+        sum_from_a_namesake,
+        metile.CompileError,
+        "whose condition 'x_gt_0' is not proven to be the same in all threads: it comes from mem",
     ),
     "an if on threads": (on_threads, metile.CompileError, "needs one value for the whole"),
     "declared in a loop": (shared_in_a_loop, metile.CompileError, "declared inside a loop"),

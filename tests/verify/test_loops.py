@@ -23,6 +23,7 @@ from metile_mlx.ir.loops import For, ThreadFor
 from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.target import METAL
 from metile_mlx.verify import verify
+from metile_mlx.verify.convergence import check_convergence
 from metile_mlx.verify.ownership import check_ownership
 from tests.support import simulate
 from tests.support.memory import SimulationError
@@ -178,6 +179,18 @@ def test_c2_a_barrier_under_a_condition_from_memory() -> None:
     message = rejected(conditional(lowered(), loads=True))
     assert "which is not proven to be the same in every thread" in message
     assert "metal.barrier" in message
+
+
+def test_c2_memory_that_is_said_to_be_an_argument() -> None:
+    """Then its condition counts as proven; but a pass cannot say so of memory."""
+    before = lowered()
+    func = conditional(before, loads=True)
+    load = next(i for i in walk(func.body) if i.results and i.results[0].name == "flag")
+    lie = edit(func, {load: (replace(load, given=True),)})  # type: ignore[call-arg]
+    assert check_convergence(lie) == []
+    assert "is said to be a scalar argument, which the program before" in rejected(
+        lie, before=before
+    )
 
 
 def test_c2_a_barrier_under_a_condition_of_each_thread() -> None:
