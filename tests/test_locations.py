@@ -57,6 +57,10 @@ def effects(func: Func, *opcodes: str) -> list[int]:
     )
 
 
+# Programs with threadgroup memory of the user's own.
+LANES = ("lanes", "passed on")
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_memory_keeps_its_own_line(name: str) -> None:
     """A pass may move, split or group an access; it stays the user's access."""
@@ -67,8 +71,8 @@ def test_memory_keeps_its_own_line(name: str) -> None:
         effects(last, kind, f"{kind}_group", *shared)
         for kind, shared in (
             # Threadgroup memory that the user has declared; elsewhere it is a conversion's.
-            ("load", ("threadgroup_load",) * (name == "lanes")),
-            ("store", ("threadgroup_store",) * (name == "lanes")),
+            ("load", ("threadgroup_load",) * (name in LANES)),
+            ("store", ("threadgroup_store",) * (name in LANES)),
         )
     )
     assert set(loads) == set(effects(first, "load"))

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from metile_mlx.ir import metal
-from metile_mlx.ir.core import Block, Effect, Func, Op, Value, literal_key
+from metile_mlx.ir.core import Block, Effect, Func, Op, Value, literal_key, walk
 from metile_mlx.ir.loops import ThreadFor
 from metile_mlx.verify.findings import Finding
 from metile_mlx.verify.meaning import Numbering
@@ -29,9 +29,9 @@ def check_kept(func: Func, before: Func) -> list[Finding]:
         return [Finding(None, f"has {func.threads} threads, expected {before.threads} as before")]
     numbering = Numbering()
     source, made = _Numbered(before, numbering), _Numbered(func, numbering)
-    if source.is_unknown or made.is_unknown:
-        return []
-    return _differences(source.runs, made.runs)
+    text = "has blocks that are no branch and no loop, expected an op that passes may keep"
+    unknown = [Finding(item, text) for item in (*source.unknown, *made.unknown)]
+    return unknown or _differences(source.runs, made.runs)
 
 
 _SPECIAL = (
@@ -54,7 +54,7 @@ def _is_plain(kind: type[Op]) -> bool:
 
 def holds_registers(func: Func) -> bool:
     """Whether some access of a per-thread program is one of several register slots."""
-    return any(getattr(item, "access", None) is not None for item in func.body.ops)
+    return any(getattr(item, "access", None) is not None for item in walk(func.body))
 
 
 @dataclass
@@ -88,7 +88,7 @@ class _Numbered:
 
     def __init__(self, func: Func, numbering: Numbering) -> None:
         self.of = numbering.of
-        self.is_unknown = False
+        self.unknown: list[Op] = []
         self.runs: list[_Run] = []
         self.numbers: dict[Value, int] = {
             param: self.of("param", position) for position, param in enumerate(func.params)
@@ -123,11 +123,17 @@ class _Numbered:
                 case ThreadFor():
                     self.loop(item, path)
                 case _:
-                    self.is_unknown = self.is_unknown or bool(item.block_fields)
-                    self.default(item)
-                    if item.effect & Effect.CONVERGENT:
-                        what = item.opcode.removeprefix("metal.")
-                        self.note(item, what, path, [item.operands()])
+                    self.other(item, path)
+
+    def other(self, item: Op, path: Path) -> None:
+        """What threads do together; or an op with blocks that nobody knows."""
+        if item.block_fields:
+            self.unknown.append(item)
+            self.numbers.update((value, self.of(value)) for value in item.results)
+            return
+        self.default(item)
+        if item.effect & Effect.CONVERGENT:
+            self.note(item, item.opcode.removeprefix("metal."), path, [item.operands()])
 
     def number(self, value: Value | None) -> int:
         return NOTHING if value is None else self.numbers[value]
@@ -199,11 +205,18 @@ class _Numbered:
         for arg, init in zip(item.carried, item.inits, strict=True):
             self.numbers[arg] = self.of(*here, arg, self.numbers[init])
         self.block(item.body, (*path, here))
+        self.leave(item, (*path, here))
         for buffer, held in self.memory.items():
             self.memory[buffer] = self.of(*here, "left", held)
         for result, arg, made in zip(item.results, item.carried, item.yields, strict=True):
             self.numbers[result] = self.of(*here, self.numbers[arg], self.numbers[made])
             self.note(item, "load", (*path, here), [(arg, made)])
+
+    def leave(self, item: ThreadFor, path: Path) -> None:
+        """What the body leaves in threadgroup memory the next iteration finds there: a fact too."""
+        held = sorted((self.numbers[buffer], held) for buffer, held in self.memory.items())
+        if held:
+            self.runs.append(_Run(None, "loop", item, [(path, *held)]))
 
     def note(
         self, item: Op, kind: str, path: Path, rows: Sequence[tuple[Value | None, ...]]

@@ -134,6 +134,23 @@ def exchanged(x, y, n):
     metile.tensor(y, shape=(n,), access="write").store(lanes, value + other)
 
 
+@metile.kernel
+def passed_on(x, y, n):
+    """An iteration reads what the one before it has left; after the last one nobody does."""
+    memory = metile.shared(64, metile.f32)
+    t = metile.thread_id()
+    lanes = metile.arange(0, 64)
+    memory.store(t, metile.tensor(x, shape=(64,), access="read").load(t))
+    total = metile.zeros(64, metile.f32)
+    for step in metile.tile_range(0, n):
+        metile.barrier()
+        value = memory.load((t + 1) % 64)
+        metile.barrier()
+        total += value
+        memory.store(t, value * 2 + metile.cast(step, metile.f32))
+    metile.tensor(y, shape=(64,), access="write").store(lanes, total)
+
+
 @dataclass(frozen=True)
 class Sample:
     """A kernel with the types of its runtime parameters (`f32*` an array) and its constexprs."""
@@ -171,6 +188,7 @@ SAMPLES = {
         {"LAYOUT": metile.ThreadLayout.identity(512)},
     ),
     "loops": Sample(accumulated, ("f32*", "f32*", "i32")),
+    "passed on": Sample(passed_on, ("f32*", "f32*", "i32")),
     "lanes": Sample(exchanged, ("f32*", "f32*", "i32")),
     "numbers": Sample(numbers, ("f32*", "f32*", "i32", "f32"), {"POWER": 3}),
 }

@@ -11,12 +11,13 @@ from metile_mlx.compiler import STEPS
 from metile_mlx.context import Context, Stage
 from metile_mlx.errors import VerificationError
 from metile_mlx.ir import metal
-from metile_mlx.ir.core import Block, Func, Op, Value
+from metile_mlx.ir.core import Block, Func, Op, Value, walk
+from metile_mlx.ir.loops import Loop, ThreadFor
 from metile_mlx.passes.clean_up import clean_up
 from metile_mlx.passes.group_memory import group_memory
 from metile_mlx.target import METAL
 from metile_mlx.verify import verify
-from metile_mlx.verify.kept import check_kept
+from metile_mlx.verify.kept import check_kept, holds_registers
 from tests.support.grouped import adjacent, row_func
 from tests.support.mutate import edit, ops_of
 from tests.support.samples import SAMPLES
@@ -129,3 +130,39 @@ def test_other_parameters_and_threads() -> None:
     assert "has other parameters than before" in rejected(func)
     (finding,) = check_kept(replace(AFTER, threads=128), BEFORE)
     assert finding.message == "has 128 threads, expected 64 as before"
+
+
+PASSED_ON = scalarised(SAMPLES["passed on"].func(), Context(METAL))
+
+
+def test_k6_what_a_loop_leaves_for_its_next_iteration() -> None:
+    """Nobody reads it after the loop, and in the loop only what stands above the store."""
+    after = clean_up(PASSED_ON, Context(METAL))
+    verify(after, Stage.THREAD, Context(METAL), PASSED_ON)
+    store = ops_of(after, metal.ThreadgroupStore)[-1]
+    assert isinstance(store, metal.ThreadgroupStore)
+    doubled = next(item for item in walk(after.body) if store.value in item.results)
+    other = changed(store, value=doubled.operands()[0])
+    for ops in ((), (other,)):
+        assert "is not the loop of line" in rejected(edit(after, {store: ops}), PASSED_ON)
+
+
+def test_a_register_slot_in_a_loop_is_one() -> None:
+    accesses = scalarised(SAMPLES["loops"].func(), Context(METAL))
+    assert not holds_registers(accesses)
+    load = next(item for item in walk(accesses.body) if isinstance(item, metal.Load))
+    assert load not in accesses.body.ops
+    assert holds_registers(edit(accesses, {load: (changed(load, access=1),)}))
+
+
+def test_blocks_that_nobody_knows() -> None:
+    """Saying nothing of them would let any change of what they hold pass."""
+    (loop,) = ops_of(PASSED_ON, ThreadFor)
+    assert isinstance(loop, ThreadFor)
+    unknown = Loop(*[getattr(loop, name) for name in loop.field_names], results=loop.results)
+    func = PASSED_ON.with_body(
+        Block(tuple(unknown if i is loop else i for i in PASSED_ON.body.ops))
+    )
+    (finding, again) = check_kept(func, func)
+    assert finding.message.startswith("has blocks that are no branch and no loop")
+    assert finding.op is again.op is unknown
