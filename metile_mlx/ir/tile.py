@@ -289,16 +289,13 @@ def _access(tensor: Value, indices: tuple[Value, ...], mask: Value | None, what:
 
 @op("tile.load", Effect.READ)
 class Load(Op):
-    """Read a tensor. Lanes out of bounds or masked off give `fill` (None: zero by default).
-
-    `given`: a runtime scalar whose argument is an array of one element, which nobody writes.
-    """
+    """Read a tensor. Lanes out of bounds or masked off give `fill` (None: zero by default)."""
 
     tensor: Value
     indices: tuple[Value, ...]
     mask: Value | None = None
     fill: Value | None = None
-    given: bool = False
+    given: bool = False  # A scalar argument that came as an array, which nobody writes.
 
     def infer(self) -> tuple[Type, ...]:
         assert isinstance(self.tensor.type, TensorType)
