@@ -44,13 +44,14 @@ def check_fills(func: Func) -> None:
 
 
 def _refuse(item: tile.Reduce, load: tile.Load) -> None:
-    kind = item.kind.value
-    best = "-math.inf" if item.kind is CombineKind.MAX else "math.inf"
+    # It may be a part of argmax, too.
+    is_max = item.kind is CombineKind.MAX
+    kind, best = ("maximum", "-math.inf") if is_max else ("minimum", "math.inf")
     raise CompileError(
         "[load] lanes that are masked off or out of bounds would be 0, and take part in the "
         f"{kind} of line {item.loc.line}",
         load.loc,
-        f"say what they count as: load(..., fill=x), for floats fill={best} is ignored by {kind}",
+        f"say what they count as: load(..., fill=x), for floats fill={best} is ignored by a {kind}",
     )
 
 
@@ -74,7 +75,8 @@ def _loads(value: Value, made_by: Mapping[Value, Op]) -> Iterator[tile.Load]:
             case tile.Reduce(kind=CombineKind.SUM):
                 pass
             case tile.If():
-                pending += [*item.then.ops[-1].operands(), *item.otherwise.ops[-1].operands()]
+                at = item.results.index(value)
+                pending += [block.ops[-1].operands()[at] for block in item.blocks()]
             case tile.Select():
                 pending += [item.on_true, item.on_false]
             case _:

@@ -291,10 +291,32 @@ stagnates
     "max over what a load left out (K2)": """\
     y = metile.max(view.load(i) * 2.0)
 > k.py:6:20: error: [load] lanes that are masked off or out of bounds would be 0, and take part in \
-the max of line 6
+the maximum of line 6
 >       y = metile.max(view.load(i) * 2.0)
 >                      ^^^^^^^^^^^^
-> hint: say what they count as: load(..., fill=x), for floats fill=-math.inf is ignored by max
+> hint: say what they count as: load(..., fill=x), for floats fill=-math.inf is ignored by a maximum
+""",
+    "argmax of a mask (K6)": """\
+    y = metile.argmax(i < 3)
+> k.py:6:23: error: [argmax] x is bool, expected one of f16, bf16, f32, i32, u32
+>       y = metile.argmax(i < 3)
+>                         ^^^^^
+> hint: cast it first: metile.argmax(metile.cast(i_lt_3, metile.i32))
+""",
+    "argmax of i8 (K6)": """\
+    y = metile.argmax(metile.cast(i, metile.i8))
+> k.py:6:23: error: [argmax] x is i8, expected one of f16, bf16, f32, i32, u32
+>       y = metile.argmax(metile.cast(i, metile.i8))
+>                         ^^^^^^^^^^^^^^^^^^^^^^^^^
+> hint: cast it first: metile.argmax(metile.cast(i_i8, metile.i32))
+""",
+    "argmax over what a load left out (K2)": """\
+    y = metile.argmax(view.load(i))
+> k.py:6:23: error: [load] lanes that are masked off or out of bounds would be 0, and take part in \
+the maximum of line 6
+>       y = metile.argmax(view.load(i))
+>                         ^^^^^^^^^^^^
+> hint: say what they count as: load(..., fill=x), for floats fill=-math.inf is ignored by a maximum
 """,
     "sum of a scalar": """\
     y = metile.sum(n)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import overload
 
-from metile_mlx.dtypes import DType, f32, i32, u32
+from metile_mlx.dtypes import DType, bf16, f16, f32, i32, u32
 from metile_mlx.frontend import loops
 from metile_mlx.frontend.build import Build
 from metile_mlx.frontend.language.types import DTypeLike, Scalar, Tile
@@ -114,7 +114,8 @@ def argmax(x: Tile, axis: int | None = None) -> Tile | Scalar:
         x, axis: as for `max`.
 
     Raises:
-        CompileError: as `max`.
+        CompileError: not a tile, one of another dtype, an axis `x` hasn't, or a load without `fill`
+            among what `x` is made of.
     """
     raise outside("argmax")
 
@@ -125,8 +126,8 @@ def _tile_range(build: Build, start: object, end: object, step: object) -> TileR
 
 
 def _combined(build: Build, kind: CombineKind, x: object, axis: object, acc: object) -> Value:
-    if not isinstance(x, Value) or not isinstance(x.type, TileType):
-        raise build.error(f"x is {describe(x)}, expected a tile", "x")
+    x = _tile(build, x)
+    assert isinstance(x.type, TileType)
     along = _axis(build, axis, len(x.type.shape))
     dtype = x.type.dtype
     wide = _accumulator(build, kind, x, dtype, acc)
@@ -134,6 +135,12 @@ def _combined(build: Build, kind: CombineKind, x: object, axis: object, acc: obj
     made = build.add(tile.Reduce(kind, source, along), suffix(x, kind.value))
     narrow = acc is None and dtype.is_float
     return build.cast(made, dtype) if narrow else made
+
+
+def _tile(build: Build, x: object) -> Value:
+    if isinstance(x, Value) and isinstance(x.type, TileType):
+        return x
+    raise build.error(f"x is {describe(x)}, expected a tile", "x")
 
 
 def _accumulator(build: Build, kind: CombineKind, x: Value, dtype: DType, acc: object) -> DType:
@@ -190,9 +197,16 @@ def _min(build: Build, x: object, axis: object, acc: object) -> Value:
 @rule(argmax)
 def _argmax(build: Build, x: object, axis: object) -> Value:
     """The smallest index at which the maximum stands, or a NaN."""
-    largest = _combined(build, CombineKind.MAX, x, axis, None)
-    assert isinstance(x, Value)
+    x = _tile(build, x)
     assert isinstance(x.type, TileType)
+    allowed = (f16, bf16, *REDUCED)
+    if x.type.dtype not in allowed:
+        raise build.error(
+            f"x is {x.type.dtype}, expected one of {', '.join(map(str, allowed))}",
+            "x",
+            f"cast it first: metile.argmax(metile.cast({x.name or 'x'}, metile.i32))",
+        )
+    largest = _combined(build, CombineKind.MAX, x, axis, None)
     along = _axis(build, axis, len(x.type.shape))
     is_best = build.add(tile.Compare(CompareKind.EQ, x, largest), "is_largest")
     if x.type.dtype.is_float:

@@ -1,0 +1,46 @@
+"""Which loads a maximum or minimum rests on: those need a `fill` (SPEC K2)."""
+
+# ruff: noqa: B007 (an index nobody reads)
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import metile_mlx.frontend.language as metile
+from metile_mlx.errors import CompileError
+from tests.support.kernels import tile_ir
+
+
+def branches(x, y, n, FIRST: metile.constexpr):
+    """A branch gives two values; only one of them has a fill on both sides."""
+    view = metile.tensor(x, shape=(n,))
+    i = metile.arange(0, 64)
+    if n > 3:
+        filled, bare = view.load(i, fill=-math.inf), view.load(i)
+    else:
+        bare, filled = view.load(i + 1), view.load(i + 1, fill=-math.inf)
+    most, total = (filled, bare) if FIRST else (bare, filled)
+    out = metile.tensor(y, shape=(2,), access="write")
+    out.store(0, metile.max(most))
+    out.store(1, metile.sum(total))
+
+
+def loops(x, y, n, FIRST: metile.constexpr):
+    """What a loop carries, the same."""
+    view = metile.tensor(x, shape=(n,))
+    i = metile.arange(0, 64)
+    filled, bare = metile.full(64, -math.inf, metile.f32), metile.zeros(64, metile.f32)
+    for start in metile.tile_range(0, n, 64):
+        filled = metile.maximum(filled, view.load(i, fill=-math.inf))
+        bare += view.load(i)
+    out = metile.tensor(y, shape=(1,), access="write")
+    out.store(0, metile.max(filled if FIRST else bare))
+
+
+@pytest.mark.parametrize("kernel", [branches, loops])
+def test_only_what_is_at_the_place_of_the_result_counts(kernel: object) -> None:
+    tile_ir(kernel, "f32*", "f32*", "i32", FIRST=True)
+    with pytest.raises(CompileError, match="take part in the maximum of line"):
+        tile_ir(kernel, "f32*", "f32*", "i32", FIRST=False)
