@@ -71,7 +71,7 @@ def lower(func: Func, ctx: Context, until: Stage = Stage.THREAD) -> Func:
         CompileError: the program breaks a rule of the language (its subclasses say which).
         VerificationError: a pass broke its contract.
         OutOfResources: threadgroup memory or threads beyond the target's limits.
-        MetileError: METILE_DUMP holds a word that is not in DUMPS.
+        MetileError: METILE_DUMP or METILE_VERIFY holds a word that is none of theirs.
     """
     _verify(func, Stage.TILE, ctx, None)
     _dump(func, "tile", "tile", changed=True)
@@ -104,10 +104,11 @@ def compile_kernel(func: Func, ctx: Context) -> KernelSource:
 
 
 def _verify(func: Func, stage: Stage, ctx: Context, before: Func | None) -> None:
-    if not config.verify():
+    level = config.verify()
+    if level == "0":
         return
     start = perf_counter()
-    verify(func, stage, ctx, before, lowering=config.verify_lowering())
+    verify(func, stage, ctx, before, full=level == "full")
     ctx.report.timings.append(Timing(stage.name.lower(), "verifier", perf_counter() - start))
 
 

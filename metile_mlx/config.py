@@ -8,6 +8,7 @@ from pathlib import Path
 from metile_mlx.errors import MetileError
 
 BACKENDS = ("metal", "cuda", "cpu", "emulator", "reference")
+VERIFY = ("0", "1", "full")
 
 
 def backend() -> str | None:
@@ -39,14 +40,19 @@ def dump_dir() -> Path | None:
     return Path(value) if value else None
 
 
-def verify() -> bool:
-    """`METILE_VERIFY`: `0` turns the verifiers off; they are on by default."""
-    return os.environ.get("METILE_VERIFY", "1") != "0"
+def verify() -> str:
+    """`METILE_VERIFY`: `0` turns the verifiers off, `1` is the default, `full` adds the longest.
 
+    Those are: both programs of the lowering to threads are read, thread by thread, and compared;
+    where threads hold one value each, what they send and what later passes keep is followed too.
 
-def verify_lowering() -> bool:
-    """`METILE_VERIFY=full`: also read both programs of the lowering to threads and compare them."""
-    return os.environ.get("METILE_VERIFY", "") == "full"
+    Raises:
+        MetileError: another value.
+    """
+    level = os.environ.get("METILE_VERIFY", "").strip() or "1"
+    if level not in VERIFY:
+        raise MetileError(f"METILE_VERIFY={level!r}; expected one of {', '.join(VERIFY)}")
+    return level
 
 
 def cache_dir() -> Path:

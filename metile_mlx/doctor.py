@@ -33,7 +33,7 @@ VARIABLES = {
     "METILE_CACHE_DIR": "folder of compiled code",
     "METILE_DUMP": "steps to print",
     "METILE_DUMP_DIR": "folder that receives the dumps",
-    "METILE_VERIFY": "0 turns the verifiers off, full adds the longest",
+    "METILE_VERIFY": "0 turns the verifiers off, 1 is the default, full adds the longest",
     "XDG_CACHE_HOME": "parent of the cache folder",
     "CXX": "C++ compiler of the cpu backend",
 }

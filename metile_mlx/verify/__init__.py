@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from metile_mlx.context import Context, Stage
 from metile_mlx.ir.core import Func
+from metile_mlx.target import Target
 from metile_mlx.verify.axis_reductions import check_axis_reductions
 from metile_mlx.verify.communication import check_communication
 from metile_mlx.verify.convergence import check_convergence
@@ -20,7 +21,7 @@ from metile_mlx.verify.ownership import check_ownership
 from metile_mlx.verify.reductions import check_planned_reductions, check_reductions
 from metile_mlx.verify.resources import check_resources
 from metile_mlx.verify.simplification import check_simplification
-from metile_mlx.verify.structure import check_structure
+from metile_mlx.verify.structure import check_structure, is_threaded
 from metile_mlx.verify.thread_reader import check_lowering
 
 __all__ = ["examine", "verify"]
@@ -31,18 +32,18 @@ def verify(
     stage: Stage,
     ctx: Context,
     before: Func | None = None,
-    lowering: bool = True,
+    full: bool = True,
 ) -> None:
     """Check that `func` keeps the rules of `stage`. Reads only.
 
     Args:
         func: the program after a step.
         stage: the stage that the step leaves.
-        ctx: target limits.
+        ctx: target and its limits.
         before: the program the step began with, verified in its turn. The program is then shown to
             do what that one does: to store the same, and to communicate as it does once that has
             been planned. An op that both hold, as the same object, is not examined on its own.
-        lowering: whether to read both programs of the lowering to threads, thread by thread, which
+        full: whether to read both programs of the lowering to threads, thread by thread, which
             takes longer than all else; and where threads hold one value each, to follow what is
             sent and what passes over threads keep.
 
@@ -51,7 +52,7 @@ def verify(
             its structure is too broken to say.
         OutOfResources: more threads or threadgroup memory than the target has.
     """
-    properties = examine(func, stage, before, lowering)
+    properties = examine(func, stage, before, ctx.target, full)
     findings = [finding for found in properties.values() for finding in found]
     if findings:
         raise error(func, stage, findings)
@@ -60,7 +61,7 @@ def verify(
 
 
 def examine(
-    func: Func, stage: Stage, before: Func | None, lowering: bool = True
+    func: Func, stage: Stage, before: Func | None, target: Target, full: bool = True
 ) -> dict[str, list[Finding]]:
     """The findings of `verify` by property, all but resources."""
     found = {"structure": check_structure(func, stage, before)}
@@ -73,7 +74,7 @@ def examine(
         found["conversions"] = check_conversions(func, before)
         found["reductions"] = check_planned_reductions(func)
     elif stage is Stage.THREAD:
-        found["communication"] = check_communication(func, before, lowering)
+        found["communication"] = check_communication(func, before, full)
         found["reductions"] = [
             *check_reductions(func, before),
             *check_axis_reductions(func, before),
@@ -88,10 +89,9 @@ def examine(
     # programs, and of those that had owners before, `conversions` has asked it.
     if stage is Stage.OWNED and before.threads == 0:
         found["meaning"] = check_decided(func, before)
-    elif stage is Stage.THREAD and all(i.opcode.startswith("metal.") for i in before.body.ops):
-        # Of which nothing may be left, where no element is ever stored.
-        if lowering or holds_registers(before):
+    elif stage is Stage.THREAD and is_threaded(before):
+        if full or holds_registers(before):
             found["meaning"] = check_kept(func, before)
-    elif stage is Stage.THREAD and lowering:
-        found["lowering"] = check_lowering(func, before)
+    elif stage is Stage.THREAD and full:
+        found["lowering"] = check_lowering(func, before, target)
     return found

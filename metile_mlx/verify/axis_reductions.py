@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metile_mlx.ir import metal, planned
-from metile_mlx.ir.arith import BinaryKind, CombineKind, element
+from metile_mlx.ir.arith import COMBINE, element, identity
 from metile_mlx.ir.core import Func, Op, Value, definitions, walk
 from metile_mlx.ir.stated import AxisReduction
 from metile_mlx.ir.types import ScratchType, TileType
@@ -32,15 +32,11 @@ from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.target import SIMD_WIDTH
 from metile_mlx.verify.conversions import elements
 from metile_mlx.verify.findings import Finding
+from metile_mlx.verify.structure import is_threaded
 from metile_mlx.verify.thread_values import ThreadValues, thread_values
 
 Numbers: TypeAlias = "NDArray[np.uint64]"
 _STEPS = (metal.Binary, metal.Shuffle, metal.SimdReduce, metal.ThreadgroupLoad)
-_COMBINE = {
-    CombineKind.SUM: BinaryKind.ADD,
-    CombineKind.MAX: BinaryKind.MAXIMUM,
-    CombineKind.MIN: BinaryKind.MINIMUM,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,10 +106,7 @@ def check_axis_reductions(func: Func, before: Func | None) -> list[Finding]:
         for cone in found:
             findings += _Proof(func, cone, values, order).run()
         findings += _escapes(func, found)
-    planned_before = before is not None and not any(
-        item.opcode.startswith("metal.") for item in before.body.ops
-    )
-    if before is not None and planned_before and not findings:
+    if before is not None and not findings and not is_threaded(before):
         findings += _compare(before, [cone.item for cone in found])
     return findings
 
@@ -243,9 +236,9 @@ class _Proof:
                 return None
 
     def combined(self, item: metal.Binary) -> Numbers | None:
-        if item.kind is not _COMBINE[self.item.kind]:
+        if item.kind is not COMBINE[self.item.kind]:
             self.add(
-                item, f"combines by {item.kind.value}, expected {_COMBINE[self.item.kind].value}"
+                item, f"combines by {item.kind.value}, expected {COMBINE[self.item.kind].value}"
             )
             return None
         lhs, rhs = self.of(item.lhs), self.of(item.rhs)
@@ -293,12 +286,9 @@ class _Proof:
         return np.where(lanes != 0, held[:, np.where(lanes != 0, places, 0)], np.uint64(0))
 
     def is_identity(self, fill: Value) -> bool:
-        made, dtype = self.values.made_by.get(fill), element(fill)
-        if not isinstance(made, metal.Constant):
-            return False
-        least, most = (-np.inf, np.inf) if dtype.is_float else (dtype.min, dtype.max)
-        wanted = {CombineKind.SUM: 0, CombineKind.MAX: least, CombineKind.MIN: most}
-        return made.value == wanted[self.item.kind]
+        made = self.values.made_by.get(fill)
+        kind = self.item.kind
+        return isinstance(made, metal.Constant) and made.value == identity(kind, made.dtype)
 
     def published(self, buffer: Value) -> Numbers | None:
         """The numbers that lie in threadgroup memory once all of it is written."""

@@ -29,6 +29,7 @@ from metile_mlx.verify.findings import Finding
 from metile_mlx.verify.order import declared
 from metile_mlx.verify.reductions import partials
 from metile_mlx.verify.scratch import WIRE_DTYPES, ScratchOrder
+from metile_mlx.verify.structure import is_threaded
 from metile_mlx.verify.thread_values import thread_values
 
 _TOGETHER = (
@@ -57,19 +58,19 @@ class Event:
         return (self.kind, self.subject, self.table) == (other.kind, other.subject, other.table)
 
 
-def check_communication(func: Func, before: Func | None, lowering: bool = True) -> list[Finding]:
+def check_communication(func: Func, before: Func | None, full: bool = True) -> list[Finding]:
     """All faults of a Stage.THREAD program; `before` is planned or per-thread itself.
 
-    Which value is sent is asked of register tiles, and with `lowering` of all.
+    Which value is sent is asked of register tiles, and if `full` of all.
     """
     walker = _walked(func)
     if before is None or walker.findings:
         return list(walker.findings)
-    if any(item.opcode.startswith("metal.") for item in before.body.ops):
+    if is_threaded(before):
         # What they send is among what verify/kept.py compares.
         return _compare(_walked(before).events, walker.events)
     findings = _compare(_planned_events(before), walker.events)
-    if findings or not (lowering or _sends_registers(before)):
+    if findings or not (full or _sends_registers(before)):
         return findings
     return check_contents(func, walker.values, before)
 

@@ -18,6 +18,7 @@ from metile_mlx.ir import metal
 from metile_mlx.ir.arith import BinaryKind, element
 from metile_mlx.ir.core import Func, Op, Value, walk
 from metile_mlx.verify.findings import Finding
+from metile_mlx.verify.structure import is_threaded
 from metile_mlx.verify.thread_values import thread_values
 
 _WIDE = (i32, u32, i64, u64)
@@ -185,7 +186,7 @@ def _undivided(func: Func) -> list[Finding]:
 
 def _compare(before: Func, func: Func, fresh: Iterable[Op]) -> list[Finding]:
     """Each access has the parts it had, with their masks, fills and values, in the same place."""
-    if not any(item.opcode.startswith("metal.") for item in before.body.ops):
+    if not is_threaded(before):
         return [Finding(item, "was in no program before, expected scalars first") for item in fresh]
     old, new = list(_runs(_accesses(before))), list(_runs(_accesses(func)))
     formerly, extracted = _extracts(before), _extracts(func)

@@ -7,7 +7,6 @@ every thread; nothing is assumed of the form of an index or a mask.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from metile_mlx.dtypes import DType
 from metile_mlx.ir import metal, planned
-from metile_mlx.ir.arith import BinaryKind, CombineKind, element
+from metile_mlx.ir.arith import COMBINE, BinaryKind, CombineKind, element, identity
 from metile_mlx.ir.core import Func, Op, Value, definitions, walk
 from metile_mlx.ir.lanes import SharedAlloc, ThreadLaneReduce
 from metile_mlx.ir.types import TileType
@@ -24,22 +23,8 @@ from metile_mlx.target import SIMD_WIDTH
 from metile_mlx.verify.axis_reductions import check_planned_axis, cones
 from metile_mlx.verify.findings import Finding
 from metile_mlx.verify.order import declared
+from metile_mlx.verify.structure import is_threaded
 from metile_mlx.verify.thread_values import thread_values
-
-_COMBINE = {
-    CombineKind.SUM: BinaryKind.ADD,
-    CombineKind.MAX: BinaryKind.MAXIMUM,
-    CombineKind.MIN: BinaryKind.MINIMUM,
-}
-
-
-def _identity(kind: CombineKind, dtype: DType) -> float:
-    """What a combination leaves as it is."""
-    if kind is CombineKind.SUM:
-        return 0.0 if dtype.is_float else 0
-    if dtype.is_float:
-        return -math.inf if kind is CombineKind.MAX else math.inf
-    return dtype.min if kind is CombineKind.MAX else dtype.max
 
 
 def check_planned_reductions(func: Func) -> list[Finding]:
@@ -273,7 +258,7 @@ class _Threads:
             self.add(load, f"its {len(users)} uses are not the one total of a reduction")
             return
         if load.fill is not None and not self._is_identity(load.fill, totals[0].kind):
-            wanted = _identity(totals[0].kind, element(load.fill))
+            wanted = identity(totals[0].kind, element(load.fill))
             self.add(load, f"fills with {load.fill!r}, expected {wanted}")
         found = self._table(load, load.index, load.mask)
         if found is None:
@@ -293,7 +278,7 @@ class _Threads:
 
     def _is_identity(self, fill: Value, kind: CombineKind) -> bool:
         source = self.values.made_by.get(fill)
-        return isinstance(source, metal.Constant) and source.value == _identity(kind, source.dtype)
+        return isinstance(source, metal.Constant) and source.value == identity(kind, source.dtype)
 
     def _table(self, item: Op, index: Value, mask: Value | None) -> tuple[Indices, Indices] | None:
         """Each thread's element, and whether it takes part."""
@@ -308,7 +293,7 @@ class _Threads:
 
     def compare(self, before: Func) -> None:
         """Each planned reduction has become one, over all register slots, in its own scratch."""
-        if any(item.opcode.startswith("metal.") for item in before.body.ops):
+        if is_threaded(before):
             return
         known = {item.slot for item in before.body.ops if isinstance(item, planned.Scratch)}
         for item in self.ops:
@@ -335,7 +320,7 @@ class _Threads:
             if (first.kind, total.kind) != (plan.kind, plan.kind):
                 text = f"combines by {first.kind.value}, expected the {plan.kind.value} of line "
                 self.add(first, f"{text}{plan.loc.line}")
-            elif not self._combines(first.src, registers, _COMBINE[plan.kind]):
+            elif not self._combines(first.src, registers, COMBINE[plan.kind]):
                 self.add(
                     first,
                     f"combines another number of values than {registers} per thread, expected the "

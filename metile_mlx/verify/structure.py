@@ -56,6 +56,11 @@ _BRANCHES = (tile.If, metal.If)
 _BROKEN = (AssertionError, AttributeError, IndexError, TypeError, ValueError)
 
 
+def is_threaded(func: Func) -> bool:
+    """Whether a program is one of threads; one of which nothing is left is one of any kind."""
+    return all(type(item) in _METAL for item in func.body.ops)
+
+
 def check_structure(func: Func, stage: Stage, before: Func | None = None) -> list[Finding]:
     """Dominance, unique definitions, legal ops, right types, terminators; all that is broken.
 

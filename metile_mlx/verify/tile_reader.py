@@ -59,7 +59,6 @@ class TileReader:
     ) -> None:
         self.func = func
         self.bounded = bounded
-        self.has_whole_views = False
         self.bits = index_bits
         self.masked = masked
         self.numbers: dict[Value, Numbers] = {}
@@ -104,7 +103,6 @@ class TileReader:
                 shape = tuple(self.numbers[value] for value in item.shape)
                 strides = tuple(self.numbers[value] for value in item.strides)
                 is_open = item.whole and not self.bounded
-                self.has_whole_views = self.has_whole_views or item.whole
                 self.views[item.result] = _View(item.param, shape, strides, is_open)
                 return (np.zeros((1, 1), np.int64),)
             case tile.Load():

@@ -15,6 +15,7 @@ from metile_mlx.ir import metal
 from metile_mlx.ir.arith import BinaryKind
 from metile_mlx.ir.core import Effect, Op, Value
 from metile_mlx.ir.types import PointerType, ScratchType, TensorType
+from metile_mlx.target import EMULATOR
 from metile_mlx.verify import examine
 from metile_mlx.verify.reading import Unreadable, differences
 from metile_mlx.verify.thread_reader import thread_reader
@@ -107,7 +108,7 @@ def reads_alike(trial: Trial) -> bool:
     mutant, snapshot = trial.mutant, trial.snapshot
     if snapshot.stage is not Stage.THREAD or mutant.passed or mutant.kept is not None:
         return False
-    if any(examine(mutant.func, Stage.THREAD, None).values()):
+    if any(examine(mutant.func, Stage.THREAD, None, EMULATOR).values()):
         return False
     before = next(s.before for s in trial.program.snapshots if s.stage is Stage.THREAD)
     try:

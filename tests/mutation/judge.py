@@ -12,6 +12,7 @@ from metile_mlx.compiler import STEPS
 from metile_mlx.context import Stage
 from metile_mlx.errors import MetileError, OutOfResources
 from metile_mlx.ir.core import Func
+from metile_mlx.target import EMULATOR
 from metile_mlx.verify import examine
 from metile_mlx.verify.resources import check_resources
 from tests.mutation.corpus import Program, Snapshot
@@ -59,7 +60,7 @@ def rejected(trial: Trial) -> str | None:
 
 
 def _asked(func: Func, stage: Stage, program: Program, before: Func) -> str | None:
-    found = [name for name, findings in examine(func, stage, before).items() if findings]
+    found = [name for name, findings in examine(func, stage, before, EMULATOR).items() if findings]
     if not found and stage >= Stage.PLANNED:
         try:
             check_resources(func, program.context())
