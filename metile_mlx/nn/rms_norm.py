@@ -114,7 +114,7 @@ class RmsNorm(KernelFunction):
             return lambda x, w: one(x, x if w is None else w, output, eps)
         several = rmsnorm_rows[(rows // together,)].prepare(
             *arguments, rows, **options, ROWS=together, WHOLE=True, stream=stream,
-            LAYOUT=rows_layout(backend, dtype, together * block),
+            LAYOUT=rows_layout(backend, dtype, together, block),
         )  # fmt: skip
         return lambda x, w: several(x, x if w is None else w, output, eps, rows)
 

@@ -296,26 +296,34 @@ def test_b1_rows_of_whole_16_bytes_are_grouped_on_cuda(dtype: Any) -> None:
 
 @pytest.mark.parametrize("dtype", list(CPU_VALUES))
 def test_several_rows_have_a_legal_layout(dtype: Any) -> None:
-    for backend, table in (("cpu", CPU_ROWS), ("cuda", CUDA_ROWS)):
-        for columns, together in table.items():
-            held = rows_layout(backend, dtype, together * columns)
-            assert held.size == together * columns
+    """On CUDA with groups of 16 bytes, and no thread has elements of two rows."""
+    for columns, together in CPU_ROWS.items():
+        held = rows_layout("cpu", dtype, together, columns)
+        assert held.size == together * columns
     near = 16 // dtype.bytes
-    assert [held.logical_index(1, register) for register in range(near)] == [
-        near + register for register in range(near)
-    ]
+    for kind, columns in CUDA_ROWS:
+        if kind != dtype:
+            continue
+        together = CUDA_ROWS[kind, columns]
+        held = rows_layout("cuda", dtype, together, columns)
+        assert held.size == together * columns
+        own = [held.logical_index(1, register) for register in range(held.elements_per_thread)]
+        assert own[:near] == [near + register for register in range(near)]
+        for thread in range(held.thread_count):
+            rows = {held.logical_index(thread, slot) // columns for slot in range(len(own))}
+            assert rows == {thread * together // held.thread_count}
 
 
 def test_rows_together_divide_the_rows() -> None:
     """B1: on a CPU, of halves that fill their block; never where a row would be left over."""
     for rows in (1, 3, 8, 4096):
-        for columns in (31, 32, 250, 256, 1024):
+        for columns in (31, 32, 250, 256, 1024, 2048):
             for backend in ("cpu", "metal", "cuda", "reference"):
                 for dtype in CPU_VALUES:
                     together = rows_together(backend, dtype, rows, columns)
                     assert rows % together == 0
                     wanted = backend == "cpu" and dtype != metile.f32 and columns in CPU_ROWS
-                    wanted |= backend == "cuda" and columns in CUDA_ROWS
+                    wanted |= backend == "cuda" and (dtype, columns) in CUDA_ROWS
                     assert (together > 1) == (wanted and rows % 8 == 0)
 
 
