@@ -111,6 +111,7 @@ from metile_mlx.vmap import vmap
 if TYPE_CHECKING:
     from metile_mlx import nn
     from metile_mlx.nn import rms_norm
+    from metile_mlx.patching import patch
 
 __version__ = "0.1.0.dev0"
 
@@ -179,6 +180,7 @@ __all__ = [
     "next_power_of_2",
     "nn",
     "num_programs",
+    "patch",
     "permute",
     "program_id",
     "reshape",
@@ -213,9 +215,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`nn` and what comes from it, at first use: its kernels are written with this package."""
-    if name not in ("nn", "rms_norm"):
+    """`nn` and what uses it, at first use: its kernels are written with this package."""
+    if name not in ("nn", "patch", "rms_norm"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module("metile_mlx.nn")
+    module = import_module("metile_mlx.patching" if name == "patch" else "metile_mlx.nn")
     found = globals()[name] = module if name == "nn" else getattr(module, name)
     return found

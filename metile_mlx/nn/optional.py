@@ -1,4 +1,4 @@
-"""`mlx.nn.Module`, tried once. Not in `runtime/optional.py`: only who uses modules pays for mlx.nn.
+"""`mlx.nn` and its `Module`, tried once. Not in `runtime/optional.py`: only who uses them pays.
 
 Without mlx, `Module` is a class that can't be made, so that importing still works (SPEC D, F29).
 """
@@ -8,11 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 from metile_mlx.errors import BackendError
+from metile_mlx.runtime.optional import Missing
 
+mlx_nn: Any
 try:
+    import mlx.nn as mlx_nn
     from mlx.nn.layers.base import Module
 except ImportError as error:
     _REASON = str(error)
+    mlx_nn = Missing("mlx.nn", _REASON, "pip install 'metile-mlx[cpu]'")
 
     class Module:  # type: ignore[no-redef]
         """Stands for mlx.nn.Module.
@@ -27,4 +31,4 @@ except ImportError as error:
             )
 
 
-__all__ = ["Module"]
+__all__ = ["Module", "mlx_nn"]

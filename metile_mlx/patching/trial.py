@@ -1,0 +1,163 @@
+"""Which swaps reproduce MLX on a sample: all of them, or what bisection leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from metile_mlx.patching import agreement, measuring
+from metile_mlx.patching.candidates import find
+from metile_mlx.patching.modules import Candidate, Installation
+from metile_mlx.patching.operations import ROUNDED_ONCE, Operations
+from metile_mlx.patching.report import Agreement, Decline, PatchReport, Swap
+from metile_mlx.runtime.optional import mx
+
+
+class Trial:
+    """What of a model can be swapped for `operations`, found by running it on a sample."""
+
+    def __init__(self, model: Any, arguments: tuple[Any, ...], operations: Operations) -> None:
+        self._model = model
+        self._operations = operations
+        self._arguments = arguments
+        self._installation = Installation()
+        self._report = PatchReport()
+        self._expected: list[mx.array] = []
+        self._tolerances: list[float] = []
+
+    def run(self, measure: bool = False) -> PatchReport:
+        """Leaves the model with what is kept; as it was, if anything is raised."""
+        candidates, self._report.declines = find(self._model, self._operations)
+        try:
+            kept = self._kept(candidates) if candidates else []
+            if measure and kept:
+                kept = self._not_slower(kept)
+            self._finish(kept)
+        except BaseException:
+            self._installation.take_out()
+            raise
+        return self._report
+
+    def _kept(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Those that reproduce MLX, together."""
+        self._expected = self._results()
+        again = self._results()
+        if not self._expected:
+            return self._decline(candidates, "the model returns no array on the sample")
+        if any(map(agreement.difference, again, self._expected)):
+            return self._decline(
+                candidates,
+                "two runs of MLX on the sample differ; is there dropout (model.eval()), or a cache "
+                "in the sample?",
+            )
+        self._tolerances = self._allowed(candidates)
+        if self._problem(candidates) is None:
+            return candidates
+        kept: list[Candidate] = []
+        self._bisect(kept, [c for c in candidates if c.kind != "residual"])
+        self._bisect(kept, self._with_norms(kept, [c for c in candidates if c.kind == "residual"]))
+        return kept
+
+    def _with_norms(
+        self, kept: Sequence[Candidate], residuals: Sequence[Candidate]
+    ) -> list[Candidate]:
+        """The residuals whose norms are swapped too; declines the others."""
+        norms = {id(c.place.module) for c in kept if c.kind == "norm"}
+        lonely = [c for c in residuals if not {id(norm) for norm in c.norms()} <= norms]
+        self._decline(lonely, "the norm of the sum is not swapped")
+        return [c for c in residuals if c not in lonely]
+
+    def _allowed(self, candidates: list[Candidate]) -> list[float]:
+        """The tolerance of each result; MLX is evaluated in other ways where it is f16 or bf16."""
+        dtypes = [x.dtype for x in self._expected]
+        spread = [0.0] * len(dtypes)
+        if {mx.float16, mx.bfloat16} & set(dtypes):
+            evaluations = [self._expected]
+            self._installation.put(candidates, ROUNDED_ONCE)
+            evaluations.append(self._results())
+            self._installation.take_out()
+            several = agreement.repeated(self._arguments)
+            if several is not None:
+                evaluations += self._first_of(several)
+            spread = agreement.spread(evaluations)
+        return list(map(agreement.tolerance, dtypes, spread))
+
+    def _first_of(self, several: tuple[Any, ...]) -> list[list[mx.array]]:
+        """The results for the first of equal samples, where the model takes several."""
+        try:
+            first = agreement.first_of(self._results(several), self._expected)
+        except Exception:
+            return []
+        return [] if first is None else [first]
+
+    def _bisect(self, kept: list[Candidate], more: Sequence[Candidate]) -> None:
+        """Adds to `kept` what reproduces MLX beside it; declines the rest."""
+        if not more:
+            return
+        reason = self._problem([*kept, *more])
+        if reason is None:
+            kept.extend(more)
+        elif len(more) == 1:
+            self._decline(more, reason)
+        else:
+            half = len(more) // 2
+            self._bisect(kept, more[:half])
+            self._bisect(kept, more[half:])
+
+    def _problem(self, chosen: Sequence[Candidate]) -> str | None:
+        """Why these swaps together do not reproduce MLX; None if they do."""
+        try:
+            self._installation.put(chosen, self._operations)
+            found = self._compared()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return next((f"does not reproduce MLX: {item}" for item in found if not item.is_met), None)
+
+    def _compared(self) -> list[Agreement]:
+        return agreement.compare(self._results(), self._expected, self._tolerances)
+
+    def _results(self, arguments: tuple[Any, ...] | None = None) -> list[mx.array]:
+        self._report.runs += 1
+        return agreement.results(self._model, self._arguments if arguments is None else arguments)
+
+    def _decline(self, candidates: Sequence[Candidate], reason: str) -> list[Candidate]:
+        self._report.declines += [
+            Decline(", ".join(c.place.paths), c.place.name, c.kind, reason) for c in candidates
+        ]
+        return []
+
+    def _not_slower(self, kept: list[Candidate]) -> list[Candidate]:
+        """Without the kinds that make the sample slower."""
+        for kind in dict.fromkeys(c.kind for c in kept):
+            without = [c for c in kept if c.kind != kind]
+            put: Callable[[Sequence[Candidate]], None] = partial(self._put)
+            found = measuring.compare(
+                kind, partial(put, kept), partial(put, without), self._results
+            )
+            self._report.measured.append(found)
+            if not found.kept:
+                self._decline(
+                    [c for c in kept if c.kind == kind],
+                    f"slower: {found.with_it * 1e3:.3f} ms with it, {found.without * 1e3:.3f} ms "
+                    "without",
+                )
+                kept = [c for c in without if c.kind != "residual"]
+                kept += self._with_norms(kept, [c for c in without if c.kind == "residual"])
+        return kept
+
+    def _put(self, chosen: Sequence[Candidate]) -> None:
+        self._installation.put(chosen, self._operations)
+
+    def _finish(self, kept: Sequence[Candidate]) -> None:
+        """The model with what is kept, and the report of it."""
+        self._installation.put(kept, self._operations)
+        report = self._report
+        report.swaps = [
+            Swap(", ".join(c.place.paths), c.place.name, c.kind, site.text, site.where)
+            for c in kept
+            for site in c.sites
+        ]
+        if kept:
+            report.agreement = self._compared()
+        report._restore = self._installation.take_out
