@@ -2,5 +2,6 @@
 
 from metile_mlx.nn.normalization import RMSNorm
 from metile_mlx.nn.rms_norm import rms_norm
+from metile_mlx.nn.using import using
 
-__all__ = ["RMSNorm", "rms_norm"]
+__all__ = ["RMSNorm", "rms_norm", "using"]

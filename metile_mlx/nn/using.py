@@ -1,0 +1,90 @@
+"""`using`: modules of mlx.nn on our kernels, for the length of a block (SPEC B2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+from metile_mlx.locks import Lock
+from metile_mlx.nn.optional import mlx_nn
+from metile_mlx.nn.rms_norm import rms_norm
+
+Method: TypeAlias = Callable[..., Any]
+
+_active: ContextVar[bool] = ContextVar("metile_nn_using", default=False)
+_lock = Lock()
+_users = 0
+# (class, MLX's method, ours that asks first), while anyone is inside.
+_exchanged: list[tuple[type, Method, Method]] = []
+
+
+def _rms_norm(self: Any, x: Any) -> Any:
+    return rms_norm(x, self["weight"], self.eps)
+
+
+def _methods() -> dict[type, Method]:
+    """What runs in the place of MLX's own `__call__`."""
+    return {mlx_nn.RMSNorm: _rms_norm}
+
+
+@contextmanager
+def using() -> Iterator[None]:
+    """Inside the block, calls of these mlx.nn modules run on our kernels.
+
+        with metile.nn.using():
+            y = model(x)
+
+    The modules are mlx.nn.RMSNorm, and subclasses that leave its `__call__` as it is. Only calls of
+    this thread, or of this asyncio task, change; blocks may be nested. When the last one in any
+    thread is left, the classes have MLX's methods again.
+
+    Nothing is checked against MLX: `metile.patch` does that, and knows more operations. A function
+    that mx.compile traces inside the block keeps our kernels afterwards, and one that it traced
+    before keeps MLX's.
+
+    Raises:
+        UnsupportedError: from the modules, as the functions of metile.nn say.
+    """
+    _enter()
+    token = _active.set(True)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+        _leave()
+
+
+def _enter() -> None:
+    global _users
+    with _lock:
+        _users += 1
+        if _users > 1:
+            return
+        for kind, ours in _methods().items():
+            theirs = vars(kind)["__call__"]
+            # Somebody else's method does something that we don't know.
+            if theirs.__module__.startswith("mlx.nn."):
+                method = _asking(theirs, ours)
+                _exchanged.append((kind, theirs, method))
+                setattr(kind, "__call__", method)  # noqa: B010
+
+
+def _leave() -> None:
+    global _users
+    with _lock:
+        _users -= 1
+        if _users:
+            return
+        while _exchanged:
+            kind, theirs, method = _exchanged.pop()
+            if vars(kind).get("__call__") is method:
+                setattr(kind, "__call__", theirs)  # noqa: B010
+
+
+def _asking(theirs: Method, ours: Method) -> Method:
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        return (ours if _active.get() else theirs)(self, *arguments, **named)
+
+    return call

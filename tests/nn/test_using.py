@@ -1,0 +1,117 @@
+"""`metile.nn.using`: modules of mlx.nn on our kernels inside a block, and only there (SPEC B2)."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx import nn
+
+import metile_mlx as metile
+
+# `metile.nn.using` is the function.
+block = importlib.import_module("metile_mlx.nn.using")
+DIMS = 24
+X = mx.random.normal((3, DIMS), key=mx.random.key(1))
+
+
+class Renamed(nn.RMSNorm):
+    """Has no `__call__` of its own."""
+
+
+class Doubled(nn.RMSNorm):
+    def __call__(self, x: mx.array) -> mx.array:
+        return super().__call__(x) * 2
+
+
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A name for each call that ran on our function."""
+    calls: list[str] = []
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            calls.append(name)
+            return function(*arguments, **named)
+
+        return call
+
+    monkeypatch.setattr(block, "rms_norm", noted("rms_norm", block.rms_norm))
+    return calls
+
+
+@pytest.mark.parametrize("kind", [nn.RMSNorm, Renamed, Doubled])
+def test_inside_the_block_modules_run_on_our_kernels(kind: type, ours: list[str]) -> None:
+    method, module = nn.RMSNorm.__call__, kind(DIMS)
+    expected = module(X)
+    assert ours == []
+    with metile.nn.using():
+        assert mx.allclose(module(X), expected, rtol=1e-5, atol=1e-6)
+        assert ours == ["rms_norm"]
+        with metile.nn.using():
+            module(X)
+        module(X)
+        assert ours == ["rms_norm"] * 3
+    assert nn.RMSNorm.__call__ is method
+    module(X)
+    assert ours == ["rms_norm"] * 3
+
+
+def test_another_thread_keeps_mlxs_and_the_last_to_leave_restores(ours: list[str]) -> None:
+    method, module = nn.RMSNorm.__call__, nn.RMSNorm(DIMS)
+    inside, leave = threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def work() -> None:
+        module(X)
+        seen.append(len(ours))
+        with metile.nn.using():
+            inside.set()
+            leave.wait(30)
+            module(X)
+            seen.append(len(ours))
+
+    with metile.nn.using():
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert inside.wait(30)
+    assert nn.RMSNorm.__call__ is not method
+    module(X)
+    assert ours == []
+    leave.set()
+    thread.join()
+    assert seen == [0, 1]
+    assert nn.RMSNorm.__call__ is method
+
+
+def test_gradients_are_ours_and_an_error_leaves_the_block(ours: list[str]) -> None:
+    method, module = nn.RMSNorm.__call__, nn.RMSNorm(DIMS)
+    slope = mx.grad(lambda x: module(x).sum())
+    expected = slope(X)
+    with metile.nn.using():
+        assert mx.allclose(slope(X), expected, rtol=1e-4, atol=1e-5)
+        assert ours == ["rms_norm"]
+    with pytest.raises(metile.LaunchError, match="weight has shape"), metile.nn.using():
+        nn.RMSNorm(DIMS + 1)(X)
+    assert nn.RMSNorm.__call__ is method
+
+
+def test_what_others_put_there_stays(ours: list[str]) -> None:
+    def own(self: nn.Module, x: mx.array) -> mx.array:
+        return x
+
+    module, method = nn.RMSNorm(DIMS), nn.RMSNorm.__call__
+    try:
+        with metile.nn.using():
+            nn.RMSNorm.__call__ = own
+        assert module(X) is X
+        with metile.nn.using():
+            assert module(X) is X
+        assert nn.RMSNorm.__call__ is own
+    finally:
+        nn.RMSNorm.__call__ = method
+    assert ours == []
