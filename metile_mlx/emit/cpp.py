@@ -25,7 +25,7 @@ from metile_mlx.emit.cpp_values import (
 )
 from metile_mlx.emit.cstyle import STATEMENTS, Expression, Statement, nothing
 from metile_mlx.emit.naming import unique_name
-from metile_mlx.emit.segments import Assign, Part, Phase, Segment
+from metile_mlx.emit.segments import Assign, Part, Phase, Segment, live
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.emit.thread_tables import is_uniform
 from metile_mlx.ir.arith import element
@@ -62,6 +62,8 @@ class _Cpp(CppLanes):
         self._combined: dict[Value, str] = {}
         # Where a value stands that another segment computed.
         self._placed: dict[Value, str] = {}
+        # Lines that overwrite what ops of the same loop read.
+        self._late: list[str] = []
 
     # Structure
 
@@ -198,7 +200,7 @@ class _Cpp(CppLanes):
             self.helpers.add("unroll_small" if small else "unroll")
             self.line("METILE_UNROLL_SMALL" if small else "METILE_UNROLL")
         inner = {"group": "lane", "high": "low", "": "thread"}[outer]
-        last = end or f"{step}"
+        last = end or f"{segment.extent or step}"
         self._open(f"for (uint32_t {inner} = {begin}; {inner} < {last}; ++{inner}) {{")
         if outer:
             self.line(f"const uint32_t thread = {outer} + {inner};")
@@ -220,23 +222,30 @@ class _Cpp(CppLanes):
 
     def _write_ops(self, segment: Segment, position: str) -> None:
         own = {value for item in segment.ops for value in item.results}
+        ops = live(segment.ops, segment.kept, self.holding, self.failing)
         near = set(self.plan.over_lanes)
         self._placed = {
             value: f"{name}[{position if value in near else 'thread'}]"
             for value, name in self._arrays.items()
             if value not in own
         }
-        for item in segment.ops:
+        for item in ops:
             self.write(item)
             if isinstance(item, If):
                 for value in item.results:
                     self._keep(value)
-        self._placed = {}
+        for line in self._late:
+            self.line(line)
+        self._placed, self._late = {}, []
 
     def _keep(self, value: Value) -> None:
         if self._segment is not None and value in self._segment.kept:
             index = "lane" if value in self.plan.over_lanes else "thread"
-            self.line(f"{self._arrays[value]}[{index}] = {self.name(value)};")
+            line = f"{self._arrays[value]}[{index}] = {self.name(value)};"
+            if value in self.plan.shared:
+                self._late.append(line)
+            else:
+                self.line(line)
 
     # Values
 

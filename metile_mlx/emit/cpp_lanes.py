@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from metile_mlx.context import Context
 from metile_mlx.emit.cpp_indices import Offsets, Relation, leading
 from metile_mlx.emit.cpp_values import CppValues
+from metile_mlx.emit.literals import literal
 from metile_mlx.emit.phases import Plan
-from metile_mlx.emit.segments import Segment
+from metile_mlx.emit.prefixes import Conditions, Prefix, Prefixes
+from metile_mlx.emit.segments import Segment, live
 from metile_mlx.emit.thread_tables import is_uniform
+from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Func, Value
 from metile_mlx.ir.metal import Load, Store
 from metile_mlx.target import SIMD_WIDTH
@@ -40,6 +43,7 @@ class CppLanes(CppValues):
         # The array of each value that another segment uses.
         self._arrays: dict[Value, str] = {}
         self.offsets = Offsets(func, self.plan.tables)
+        self._prefixes = Prefixes(self.defined, self.plan.tables, self.ranges)
         # What was seen to hold, like the masks of `holding`.
         self.related: tuple[Relation | None, ...] = ()
 
@@ -66,6 +70,7 @@ class CppLanes(CppValues):
         if segment.span is not None:
             self._write_span(segment, segment.span)
             return
+        self.holding = segment.certain
         step = SIMD_WIDTH if grouped else self._step(segment)
         simple = grouped or step == self.func.threads
         masks = segment.masks if simple else ()
@@ -110,9 +115,9 @@ class CppLanes(CppValues):
             self._close()
 
     def _write_holding(self, segment: Segment, grouped: bool, held: Held, end: str = "") -> None:
-        self.holding, self.related = frozenset(held.masks), held.related
+        self.holding, self.related = segment.certain.union(held.masks), held.related
         self._write_loop(segment, SIMD_WIDTH if grouped else self._step(segment), grouped, end=end)
-        self.holding, self.related = frozenset(), ()
+        self.holding, self.related = segment.certain, ()
 
     def _write_halves(
         self,
@@ -123,11 +128,18 @@ class CppLanes(CppValues):
         held: Held,
     ) -> None:
         """A loop up to the first thread where a mask doesn't hold, and one from there on."""
-        threads = SIMD_WIDTH if grouped else self.func.threads
+        threads = segment.extent or (SIMD_WIDTH if grouped else self.func.threads)
         known = leading(self.plan.tables, varying)
-        whole = f"{known}u" if known is not None else self._count(tests, varying, grouped)
+        joint = self._prefixes.joint(held.masks) if known is None and not held.related else None
+        wraps = ""
+        if known is not None:
+            whole = f"{known}u"
+        elif joint is not None:
+            whole, wraps = self._below(joint, threads, grouped)
+        else:
+            whole = self._count(tests, varying, threads, grouped)
         if grouped:
-            test = f"{whole} == 32u" if known is None else f"group + 32u <= {whole}"
+            test = f"{whole} == {threads}u" if known is None else f"group + {threads}u <= {whole}"
             if known is not None and tests:
                 test = f"({test}) & {' & '.join(tests)}"
             self._open(f"if ({test}) {{")
@@ -141,19 +153,66 @@ class CppLanes(CppValues):
             self.line(f"const uint32_t {name} = ({' & '.join(tests)}) ? {whole} : 0u;")
             whole = name
         self._write_holding(segment, grouped, held, whole)
-        if known != threads or tests:
+        if joint is not None:
+            self._write_rest(segment, whole, wraps, joint)
+        elif known != threads or tests:
             self._write_loop(segment, threads, grouped, begin=whole)
 
-    def _count(self, tests: list[str], varying: tuple[Value, ...], grouped: bool) -> str:
+    def _write_rest(self, segment: Segment, whole: str, wraps: str, joint: Conditions) -> None:
+        """The threads from the first one on where a mask fails; others may fail with it."""
+        threads = self.func.threads
+        every = set(joint)
+        fail = {mask for mask in segment.masks if every <= set(self._prefixes.of(mask) or ())}
+        if wraps:
+            self._open(f"if ({wraps}) {{")
+            self._write_loop(segment, threads, False, begin=whole)
+            self._otherwise()
+        self.failing = frozenset(fail)
+        if live(segment.ops, segment.kept, self.holding, self.failing):
+            self._write_loop(segment, threads, False, begin=whole)
+        self.failing = frozenset()
+        if wraps:
+            self._close()
+
+    def _below(self, joint: Conditions, threads: int, grouped: bool) -> tuple[str, str]:
+        """Two variables: in how many first threads, or lanes, all conditions hold, and whether
+        an index may wrap behind them; the second is empty where none does."""
+        prefixes = [each for each in joint if isinstance(each, Prefix)]
+        uniform = [self.operand(each) for each in joint if not isinstance(each, Prefix)]
+        name, wraps = self.fresh("whole"), ""
+        start = f"({' & '.join(uniform)}) ? {threads}u : 0u" if uniform else f"{threads}u"
+        self.line(f"uint32_t {name} = {start};")
+        if any(each.wraps for each in prefixes) and not grouped:
+            wraps = self.fresh(f"{name}_wraps")
+            self.line(f"bool {wraps} = false;")
+        self._open("{")
+        self.line(f"const uint32_t thread = {'group' if grouped else '0'};")
+        for item in self.plan.again.ops([each.index for each in prefixes]):
+            self.write(item)
+        for each in prefixes:
+            dtype, index = element(each.index), self.operand(each.index)
+            helper = f"below_{dtype}"
+            self.helpers.add(helper)
+            bound = self.operand(each.bound)
+            self.line(f"{name} = metile_{helper}({index}, {bound}, {each.step}u, {name});")
+            if each.wraps and wraps:
+                last = literal(each.last(self.func.threads), dtype, self.spelling)
+                self.line(f"{wraps} = {wraps} | ({index} > {last});")
+        self._close()
+        return name, wraps
+
+    def _count(
+        self, tests: list[str], varying: tuple[Value, ...], threads: int, grouped: bool
+    ) -> str:
         """The name of a variable: in how many of the first threads, or lanes, every mask holds."""
-        threads, index = (SIMD_WIDTH, "lane") if grouped else (self.func.threads, "thread")
+        index = "lane" if grouped else "thread"
         name = self.fresh("whole")
         start = f"({' & '.join(tests)}) ? {threads}u : 0u" if tests else f"{threads}u"
         self.line(f"uint32_t {name} = {start};")
         self._open(f"for (uint32_t {index} = 0; {index} < {threads}; ++{index}) {{")
         if grouped:
             self.line("const uint32_t thread = group + lane;")
-        for item in self.plan.recomputation(varying):
+        for item in self.plan.again.ops(varying):
             self.write(item)
         everywhere = " & ".join(map(self.operand, varying))
         # A minimum vectorises where a search would not.

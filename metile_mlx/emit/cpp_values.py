@@ -40,16 +40,35 @@ _UNROLL_SMALL = """\
 #define METILE_UNROLL_SMALL _Pragma("GCC unroll 64")
 #endif
 """
+# Of a few versions this is the one that g++ and clang++ both make a dozen instructions of; left to
+# themselves they combine several simdgroups at once, with gathers.
 _SIMD = """\
 // 32 lanes combined by halves: the order never depends on the machine.
 static inline {type} metile_simd_{name}(const {type}* lanes) {{
-  {type} part[16], a, b;
-  for (int i = 0; i < 16; ++i) a = lanes[i], b = lanes[i + 16], part[i] = {combined};
-  for (int i = 0; i < 8; ++i) a = part[i], b = part[i + 8], part[i] = {combined};
-  for (int i = 0; i < 4; ++i) a = part[i], b = part[i + 4], part[i] = {combined};
-  for (int i = 0; i < 2; ++i) a = part[i], b = part[i + 2], part[i] = {combined};
-  a = part[0], b = part[1];
+  typedef {type} whole __attribute__((vector_size(64)));
+  typedef {type} half __attribute__((vector_size(32)));
+  typedef {type} quarter __attribute__((vector_size(16)));
+  whole w[2];
+  half h[2];
+  quarter q[2];
+  memcpy(w, lanes, sizeof w);
+  {{ const whole a = w[0], b = w[1], c = {combined}; memcpy(h, &c, sizeof h); }}
+  {{ const half a = h[0], b = h[1], c = {combined}; memcpy(q, &c, sizeof q); }}
+  quarter last;
+  {{ const quarter a = q[0], b = q[1]; last = {combined}; }}
+  {type} pair[2];
+  for (int i = 0; i < 2; ++i) {{ const {type} a = last[i], b = last[i + 2]; pair[i] = {combined}; }}
+  const {type} a = pair[0], b = pair[1];
   return {combined};
+}}
+"""
+_BELOW = """\
+// In how many of `threads` threads, the first ones, first + step * thread is below `bound`.
+static inline uint32_t metile_below_{dtype}({type} first, {type} bound, uint32_t step,
+                                         uint32_t threads) {{
+  const uint32_t left = first < bound ? uint32_t(bound) - uint32_t(first) : 0u;
+  const uint32_t count = left / step + (left % step != 0u);
+  return count < threads ? count : threads;
 }}
 """
 _COMBINED = {
@@ -76,6 +95,7 @@ HELPERS = {
     "unroll": _UNROLL,
     "unroll_small": _UNROLL_SMALL,
     **{simd_helper(kind, dtype): _simd(kind, dtype) for kind in CombineKind for dtype in REDUCED},
+    **{f"below_{dtype}": _BELOW.format(dtype=dtype, type=CPP.types[dtype]) for dtype in (i32, u32)},
 }
 _HALVES = frozenset({f16, bf16})
 # What the text around the values calls its own things.
@@ -83,7 +103,14 @@ TAKEN = (
     *("buffers", "scalars", "grid", "begin", "end", "thread", "lane", "group", "high", "low"),
     *("holds", "program", "program_x", "program_y", "program_z", "metile_run", "metile_entry"),
     *("METILE_UNROLL", "METILE_UNROLL_SMALL", "metile_scalar"),
-    *("metile_sigmoid", "metile_f32_bits", "metile_bits_f32", "metile_f16_to_f32"),
+    *(
+        "metile_sigmoid",
+        "metile_below_i32",
+        "metile_below_u32",
+        "metile_f32_bits",
+        "metile_bits_f32",
+        "metile_f16_to_f32",
+    ),
     *("metile_f32_to_f16", "metile_bf16_to_f32", "metile_f32_to_bf16"),
     *(f"metile_{simd_helper(kind, dtype)}" for kind in CombineKind for dtype in REDUCED),
 )

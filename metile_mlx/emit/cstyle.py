@@ -101,8 +101,9 @@ class CStyle(ABC):
         # What the block being written assigns at its end, and what of it its own values are.
         self._results: list[tuple[tuple[Value, ...], tuple[Value, ...]]] = []
         self.ranges = analyse(func)
-        # Masks known to hold where the lines now being written run.
+        # Masks known to hold, or not to, where the lines now being written run.
         self.holding: frozenset[Value] = frozenset()
+        self.failing: frozenset[Value] = frozenset()
         # Values that need a line of their own, whatever they are.
         self.lined: frozenset[Value] = frozenset()
 
@@ -256,14 +257,19 @@ class CStyle(ABC):
         text = self.buffer_value(text, buffer.type.dtype)
         if mask is None or fill is None or mask in self.holding:
             return text
+        if mask in self.failing:
+            return self.operand(fill)
         return f"{self.operand(mask)} ? {text} : {self.operand(fill)}"
 
     def store_line(self, buffer: Value, at: str, value: Value, mask: Value | None) -> None:
         """`buffer[at] = value;`, guarded by the mask."""
         text = f"{self.name(buffer)}[{at}] = {self.operand(value)};"
+        self._guarded(text, mask)
+
+    def _guarded(self, text: str, mask: Value | None) -> None:
         if mask is None or mask in self.holding:
             self.line(text)
-        else:
+        elif mask not in self.failing:
             self.line(f"if ({self.operand(mask)}) {{ {text} }}")
 
     def store_row(self, item: Store) -> None:
@@ -273,8 +279,7 @@ class CStyle(ABC):
     def threadgroup_store_row(self, item: ThreadgroupStore) -> None:
         """`scratch[index] = value;`, guarded by the mask."""
         text = f"{self.name(item.buffer)}[{self.operand(item.index)}] = {self.operand(item.value)};"
-        mask = item.mask
-        self.line(text if mask is None else f"if ({self.operand(mask)}) {{ {text} }}")
+        self._guarded(text, item.mask)
 
     def if_row(self, item: If) -> None:
         """The results declared before, then both branches, each of which assigns them."""
@@ -361,10 +366,6 @@ def constant(emitter: CStyle, item: Constant) -> str:
     return literal(item.value, item.dtype, emitter.spelling)
 
 
-def allocate(emitter: CStyle, item: ThreadgroupAlloc) -> None:
-    """Nothing: threadgroup memory is declared before the first line."""
-
-
 MEMORY: dict[type[Op], Expression] = {
     Constant: constant,
     Load: load,
@@ -373,14 +374,14 @@ MEMORY: dict[type[Op], Expression] = {
 
 
 def nothing(emitter: CStyle, item: Op) -> None:
-    """No text: what is stated for verifiers, above all."""
+    """No text: what is stated for verifiers, or declared before the first line."""
 
 
 STATEMENTS: dict[type[Op], Statement] = {
     AxisReduction: nothing,
     Store: CStyle.store_row,
-    ThreadgroupAlloc: allocate,
-    SharedAlloc: allocate,
+    ThreadgroupAlloc: nothing,
+    SharedAlloc: nothing,
     ThreadgroupStore: CStyle.threadgroup_store_row,
     If: CStyle.if_row,
     ThreadFor: CStyle.for_row,

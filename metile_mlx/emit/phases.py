@@ -26,9 +26,12 @@ else: more work is split off into a segment after it, whose loop vectorises.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from metile_mlx.emit import ragged
+from metile_mlx.emit.carried import Reading
+from metile_mlx.emit.extents import Reach
+from metile_mlx.emit.recomputation import Recomputation
 from metile_mlx.emit.segments import (
     Around,
     Assign,
@@ -44,11 +47,9 @@ from metile_mlx.emit.segments import (
     is_total,
     masks,
     phases_of,
-    reads,
     runs_once,
 )
-from metile_mlx.emit.thread_tables import ThreadTables, is_cheap, is_uniform
-from metile_mlx.ir.arith import element
+from metile_mlx.emit.thread_tables import is_uniform
 from metile_mlx.ir.core import Effect, Func, Op, Value, definitions, walk
 from metile_mlx.ir.loops import ThreadFor
 from metile_mlx.ir.metal import (
@@ -65,8 +66,6 @@ from metile_mlx.ir.metal import (
     ThreadgroupStore,
 )
 from metile_mlx.ir.stated import AxisReduction
-from metile_mlx.ir.types import ScalarType
-from metile_mlx.layout.affine import AffineMap
 
 # Ops that do not count as work to be split off.
 _MEMORY = (
@@ -90,16 +89,14 @@ class Plan:
     def __init__(self, func: Func) -> None:
         self._order: dict[Op, int] = {}
         self._defined = definitions(func)
-        self.tables = ThreadTables(func.threads, self._defined)
-        every = list(walk(func.body))
-        across = [item for item in every if crosses_lanes(item)]
-        self._moved = {item.src for item in across if not is_uniform(item.src)}
-        self._lanes = {item.lane for item in every if isinstance(item, Shuffle)}
+        self.again = Recomputation(func, self._defined, self._order)
+        self.tables = self.again.tables
         self.uniform: list[Op] = []
         self.shared: dict[Value, Value] = {}
         self._over_threads: set[Value] = set()
         self._over_lanes: set[Value] = set()
         self._home: dict[Value, tuple[Phase, Segment]] = {}
+        self._reach = Reach(func.threads, self.tables)
         # The loops whose threads carry something, with the phase that ends their bodies.
         self._ends: list[tuple[ThreadFor, Phase]] = []
         self.carried: list[Value] = []
@@ -212,7 +209,7 @@ class Plan:
         return phases
 
     def _place(self, item: Op, phases: list[Phase]) -> None:
-        if self._is_recomputed(item) or isinstance(item, ThreadgroupAlloc):
+        if self.again.covers(item) or isinstance(item, ThreadgroupAlloc):
             return
         once = runs_once(item) or is_total(item)
         if isinstance(item, Store):
@@ -228,9 +225,6 @@ class Plan:
         segment.assigned.append(item)
         for value in item.results:
             self._home[value] = (phase, segment)
-
-    def _is_recomputed(self, item: Op) -> bool:
-        return is_cheap(item) and not is_uniform(item.result) and item.result not in self._moved
 
     def _without_ragged(self, phase: Phase) -> list[Phase]:
         """The phase without its ragged accesses, between the loops that make them."""
@@ -258,7 +252,7 @@ class Plan:
 
     def _span(self, item: Op) -> int | None:
         """The first threads, if they alone make this access and nothing in a loop decides where."""
-        if not isinstance(item, Load | Store) or not self._is_known(item.index):
+        if not isinstance(item, Load | Store) or not self.again.is_known(item.index):
             return None
         if isinstance(item, Load) and (item.fill is None or not is_uniform(item.fill)):
             return None
@@ -272,7 +266,7 @@ class Plan:
                 first = [
                     item
                     for item in segment.assigned
-                    if self._is_gather(item) and written.isdisjoint(item.operands())
+                    if self.again.is_gather(item) and written.isdisjoint(item.operands())
                 ]
                 rest = [item for item in segment.assigned if item not in first]
                 if first and any(not isinstance(item, _MEMORY) for item in rest):
@@ -285,82 +279,24 @@ class Plan:
                     for value in item.results:
                         self._home[value] = (phase, segment)
 
-    def _is_gather(self, item: Op) -> bool:
-        """Reads memory at a permutation of the thread index, and needs nothing computed in a
-        loop."""
-        if not isinstance(item, Load | ThreadgroupLoad | Shuffle):
-            return False
-        found = list(self._leaves(item.operands()))
-        moved = [value for value in found if self._permutation(value) is None]
-        own = item.src if isinstance(item, Shuffle) else None
-        return len(moved) < len(found) and all(value is own for value in moved)
-
-    def _leaves(self, values: Iterable[Value]) -> Iterator[Value]:
-        """Permutations of the thread index, and values that are not computed again, below
-        `values`."""
-        for value in values:
-            item = self._defined.get(value)
-            if is_uniform(value):
-                continue
-            # A value that a loop carries comes from no op.
-            moves = item is None or self._permutation(value) is not None
-            if item is None or moves or not self._is_recomputed(item):
-                yield value
-            else:
-                yield from self._leaves(item.operands())
-
-    def _permutation(self, value: Value) -> AffineMap | None:
-        if not isinstance(value.type, ScalarType) or value in self._moved:
-            return None
-        made = self.tables.permutation(value, value in self._lanes)
-        return None if made is None or made.is_identity else made
-
     # What loops carry
 
     def _settle(self) -> None:
         """Where nothing reads a carried value any more, the next one is written at once."""
-        places = self._places()
+        reading = Reading(self.parts, self._defined)
         for loop, phase in self._ends:
             segment = phase.segments[0]
             (end,) = segment.assigned
             assert isinstance(end, Assign)
             late: list[tuple[Value, Value]] = []
             for arg, value in end.pairs():
-                if self._is_read_before(arg, value, loop, places):
+                if value not in self.shared and reading.ends_before(arg, value, loop):
                     self.shared[value] = arg
                     self._home[value][1].kept.add(value)
                 else:
                     late.append((arg, value))
             segment.assigned = self._assign(late, end.carried)
-            places.update((item, places[end]) for item in segment.assigned)
-            del places[end]
-
-    def _places(self) -> dict[Op, int]:
-        """The number of each op's segment, in the order in which they run."""
-        segments = (segment for phase in phases_of(self.parts) for segment in phase.segments)
-        return {
-            item: number for number, segment in enumerate(segments) for item in segment.assigned
-        }
-
-    def _is_read_before(
-        self, arg: Value, value: Value, loop: ThreadFor, places: dict[Op, int]
-    ) -> bool:
-        """Whether `arg` is read for the last time before its next value is made, in the loop.
-
-        Integer work is computed again, whoever knows where. An exchange between lanes reads what
-        the loop over them may have overwritten: it has to be over before.
-        """
-        maker = self._defined.get(value)
-        if maker is None or maker not in places or maker not in loop.body.ops:
-            return False
-        if value in self.shared or is_uniform(value) or not element(arg).is_float:
-            return False
-        here = (places[maker], self._order[maker])
-        return all(
-            place < here[0] if crosses_lanes(item) else (place, self._order[item]) <= here
-            for item, place in places.items()
-            if arg in reads(item)
-        )
+            reading.replace(end, segment.assigned)
 
     # What each segment writes
 
@@ -373,32 +309,19 @@ class Plan:
                         self._need(item, phase, segment, needed)
                 segment.ops = sorted(needed, key=self._order.__getitem__)
                 if not phase.once and segment.span is None:
+                    self._reach.limit(segment, phase.grouped, self.shared)
                     self._mask(segment)
         self.parts = _filled(self.parts)
 
     def _mask(self, segment: Segment) -> None:
         found = [mask for item in segment.ops for mask in masks(item)]
-        known = (mask for mask in found if mask is not None and self._is_known(mask))
+        known = (mask for mask in found if mask is not None and self.again.is_known(mask))
         segment.masks = tuple(dict.fromkeys(known))
         effects = [item for item in segment.ops if has_effect(item)]
         guards = {mask for item in effects for mask in masks(item) or (None,)}
         (guard,) = guards if len(guards) == 1 else (None,)
         if guard is not None and is_uniform(guard) and not segment.kept:
             segment.idle_without = guard
-
-    def _is_known(self, value: Value) -> bool:
-        """Uniform, or computed again from uniform values and the thread index alone."""
-        return not list(self._leaves([value]))
-
-    def recomputation(self, values: Iterable[Value]) -> list[Op]:
-        """The cheap ops, in order, that compute `values` from uniform ones and the thread index."""
-        needed: set[Op] = set()
-        pending = [value for value in values if not is_uniform(value)]
-        while pending:
-            item = self._defined[pending.pop()]
-            needed.add(item)
-            pending += [value for value in item.operands() if not is_uniform(value)]
-        return sorted(needed, key=self._order.__getitem__)
 
     def _need(self, item: Op, phase: Phase, segment: Segment, needed: set[Op]) -> None:
         if item in needed:
@@ -410,12 +333,12 @@ class Plan:
             source = self._defined.get(value)
             if source is None or is_uniform(value) or source not in self._order:
                 continue
-            known = self._permutation(value)
+            known = self.again.permutation(value)
             if known is not None:
                 segment.permuted[value] = known
-            elif self._is_recomputed(source) or self._home[value][1] is segment:
+            elif self.again.covers(source) or self._home[value][1] is segment:
                 self._need(source, phase, segment, needed)
-            if known is None and not self._is_recomputed(source):
+            if known is None and not self.again.covers(source):
                 self._keep(value, phase, segment, item)
 
     def _keep(self, value: Value, phase: Phase, segment: Segment, user: Op) -> None:
@@ -424,6 +347,7 @@ class Plan:
         if home is segment and not shuffled:
             return
         home.kept.add(value)
+        self._reach.add(value, user)
         near = home_phase is phase and phase.grouped
         (self._over_lanes if near else self._over_threads).add(value)
 

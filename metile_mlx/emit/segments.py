@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -58,6 +58,8 @@ class Segment:
         masks: of its loads and stores: uniform, or computed again from the thread index.
         idle_without: a uniform mask without which the loop does nothing.
         span: the first threads, the only ones in which the masks of its accesses hold.
+        extent: the first threads, or lanes of each simdgroup, beyond which nothing has to be done.
+        certain: masks that hold in all of those.
     """
 
     assigned: list[Op] = field(default_factory=list)
@@ -67,6 +69,8 @@ class Segment:
     masks: tuple[Value, ...] = ()
     idle_without: Value | None = None
     span: int | None = None
+    extent: int | None = None
+    certain: frozenset[Value] = frozenset()
 
 
 @dataclass
@@ -191,6 +195,33 @@ def masks(item: Op) -> tuple[Value | None, ...]:
             return item.masks
         case _:
             return ()
+
+
+def live(
+    ops: Sequence[Op], kept: Container[Value], held: Container[Value], failing: Container[Value]
+) -> list[Op]:
+    """The ops that matter where masks are known: `held` ones hold, `failing` ones don't."""
+    needed: set[Value] = set()
+    found: list[Op] = []
+    for item in reversed(ops):
+        if isinstance(item, Store) and item.mask in failing:
+            continue
+        if has_effect(item) or any(v in needed or v in kept for v in item.results):
+            found.append(item)
+            needed.update(_read_there(item, held, failing))
+    return found[::-1]
+
+
+def _read_there(item: Op, held: Container[Value], failing: Container[Value]) -> Iterable[Value]:
+    match item:
+        case Load() if item.mask in failing and item.fill is not None:
+            return (item.fill,)
+        case Load() if item.mask in held:
+            return (item.index,)
+        case Store() | ThreadgroupStore() if item.mask in held:
+            return (item.index, item.value)
+        case _:
+            return reads(item)
 
 
 def has_effect(item: Op) -> bool:
