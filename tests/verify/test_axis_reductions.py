@@ -16,7 +16,6 @@ import pytest
 from metile_mlx.compiler import lower
 from metile_mlx.context import Context, Stage
 from metile_mlx.dtypes import f16, f32, i32, u16, u32
-from metile_mlx.errors import VerificationError
 from metile_mlx.ir import metal, planned, tile
 from metile_mlx.ir.arith import BinaryKind, CombineKind
 from metile_mlx.ir.core import Block, Func, Op, Value
@@ -24,7 +23,7 @@ from metile_mlx.ir.stated import AxisReduction
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.target import METAL
 from metile_mlx.verify import verify
-from tests.support import simulate
+from tests.support import simulate, verified
 from tests.support.memory import SimulationError
 from tests.support.mutate import edit, ops_of, under_condition
 from tests.support.tile_program import TileProgram
@@ -59,10 +58,10 @@ PLANS = {
 }
 
 
-def rejected(func: Func, stage: Stage = Stage.THREAD, before: Func | None = None) -> str:
-    with pytest.raises(VerificationError) as caught:
-        verify(func, stage, Context(METAL), before)
-    return caught.value.message
+def rejected(
+    func: Func, stage: Stage = Stage.THREAD, before: Func | None = None, by_default: bool = True
+) -> str:
+    return verified.rejected(func, stage, before, by_default=by_default).message
 
 
 def changed(item: Op, **fields: object) -> Op:

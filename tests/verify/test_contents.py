@@ -10,7 +10,6 @@ import pytest
 
 from metile_mlx.context import Stage
 from metile_mlx.dtypes import f32
-from metile_mlx.errors import VerificationError
 from metile_mlx.ir import metal, tile
 from metile_mlx.ir.arith import BinaryKind, CompareKind
 from metile_mlx.ir.core import Func, Op
@@ -18,6 +17,7 @@ from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.passes.clean_up import clean_up
 from metile_mlx.passes.scalarise import scalarise
 from metile_mlx.verify import verify
+from tests.support import verified
 from tests.support.build import Program, context
 from tests.support.mutate import edit, ops_of
 from tests.verify.test_conversions import REGISTERS, both
@@ -29,10 +29,8 @@ THREADS = {
 }
 
 
-def rejected(func: Func, before: Func) -> str:
-    with pytest.raises(VerificationError) as caught:
-        verify(func, Stage.THREAD, context(), before)
-    return caught.value.message
+def rejected(func: Func, before: Func, by_default: bool = True) -> str:
+    return verified.rejected(func, Stage.THREAD, before, by_default=by_default).message
 
 
 @pytest.mark.parametrize("name", THREADS)

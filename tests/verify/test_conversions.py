@@ -10,7 +10,6 @@ import pytest
 
 from metile_mlx.context import Context, Stage
 from metile_mlx.dtypes import DType, bf16, bool_, f16, f32, i32, u32
-from metile_mlx.errors import VerificationError
 from metile_mlx.ir import planned, tile
 from metile_mlx.ir.arith import UnaryKind
 from metile_mlx.ir.core import Block, Func, Op, Value
@@ -20,7 +19,7 @@ from metile_mlx.passes.infer_ownership import infer_ownership
 from metile_mlx.passes.plan_conversions import plan_conversions
 from metile_mlx.target import CPU, METAL, Target
 from metile_mlx.verify import verify
-from tests.support import mutate
+from tests.support import mutate, verified
 from tests.support.build import Program, chain_program, context, conversion_program
 from tests.support.mutate import Mutant, edit, ops_of
 
@@ -76,9 +75,7 @@ REGISTERS = {
 
 def rejected(func: Func, before: Func | None) -> str:
     """The message of the error; it is located at its first finding."""
-    with pytest.raises(VerificationError) as caught:
-        verify(func, Stage.PLANNED, context(), before)
-    return caught.value.message
+    return verified.rejected(func, Stage.PLANNED, before).message
 
 
 @pytest.mark.parametrize("case", [*CASES, *REGISTERS])

@@ -11,7 +11,6 @@ import pytest
 from metile_mlx.compiler import lower
 from metile_mlx.context import Stage
 from metile_mlx.dtypes import DType, bool_, f32, i32
-from metile_mlx.errors import VerificationError
 from metile_mlx.ir import tile
 from metile_mlx.ir.arith import BinaryKind, CompareKind
 from metile_mlx.ir.core import Block, Func, Op, Value
@@ -19,6 +18,7 @@ from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.passes.infer_ownership import infer_ownership
 from metile_mlx.verify import verify
 from tests.mutation.editing import places, put
+from tests.support import verified
 from tests.support.build import Program, context
 
 ROWS = ThreadLayout((3, 4, 5, 0, 1, 2))
@@ -55,9 +55,7 @@ AFTER, BRANCHED = (infer_ownership(func, context()) for func in (BEFORE, BRANCHI
 
 
 def rejected(func: Func, before: Func = BEFORE) -> str:
-    with pytest.raises(VerificationError) as caught:
-        verify(func, Stage.OWNED, context(), before)
-    return caught.value.message
+    return verified.rejected(func, Stage.OWNED, before).message
 
 
 def with_other(which: type[Op], func: Func = AFTER, **fields: object) -> Func:

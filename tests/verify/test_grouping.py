@@ -17,6 +17,7 @@ from metile_mlx.ir.types import PointerType, VectorType
 from metile_mlx.passes.group_memory import group_memory
 from metile_mlx.target import CUDA, METAL
 from metile_mlx.verify import verify
+from tests.support import verified
 from tests.support.grouped import adjacent, row_func, striped
 from tests.support.mutate import edit, ops_of, under_condition
 from tests.support.tile_program import TileProgram
@@ -29,10 +30,8 @@ STORE = ops_of(AFTER, metal.StoreGroup)[0]
 EXTRACTS = ops_of(AFTER, metal.Extract)
 
 
-def rejected(func: Func, before: Func | None = None) -> VerificationError:
-    with pytest.raises(VerificationError) as caught:
-        verify(func, Stage.THREAD, Context(METAL), before)
-    return caught.value
+def rejected(func: Func, before: Func | None = None, by_default: bool = True) -> VerificationError:
+    return verified.rejected(func, Stage.THREAD, before, by_default=by_default)
 
 
 def changed(item: Op, **fields: object) -> Op:

@@ -9,7 +9,6 @@ import pytest
 
 from metile_mlx.compiler import STEPS
 from metile_mlx.context import Context, Stage
-from metile_mlx.errors import VerificationError
 from metile_mlx.ir import metal
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.loops import Loop, ThreadFor
@@ -18,6 +17,7 @@ from metile_mlx.passes.group_memory import group_memory
 from metile_mlx.target import METAL
 from metile_mlx.verify import verify
 from metile_mlx.verify.kept import check_kept, holds_registers
+from tests.support import verified
 from tests.support.grouped import adjacent, row_func
 from tests.support.mutate import edit, ops_of
 from tests.support.samples import SAMPLES
@@ -42,10 +42,8 @@ def changed(item: Op, **fields: object) -> Op:
     return replace(item, **fields)  # type: ignore[arg-type]
 
 
-def rejected(func: Func, before: Func = BEFORE) -> str:
-    with pytest.raises(VerificationError) as caught:
-        verify(func, Stage.THREAD, Context(METAL), before)
-    return caught.value.message
+def rejected(func: Func, before: Func = BEFORE, by_default: bool = True) -> str:
+    return verified.rejected(func, Stage.THREAD, before, by_default=by_default).message
 
 
 def cases() -> Iterator[tuple[str, Func, Func]]:
@@ -119,7 +117,7 @@ def test_a_branch_that_keeps_its_sides() -> None:
     (branch,) = ops_of(after, metal.If)
     assert isinstance(branch, metal.If)
     swapped = changed(branch, then=branch.otherwise, otherwise=branch.then)
-    assert "before" in rejected(edit(after, {branch: (swapped,)}), before)
+    assert "before" in rejected(edit(after, {branch: (swapped,)}), before, by_default=False)
 
 
 def test_other_parameters_and_threads() -> None:
@@ -144,7 +142,7 @@ def test_k6_what_a_loop_leaves_for_its_next_iteration() -> None:
     doubled = next(item for item in walk(after.body) if store.value in item.results)
     other = changed(store, value=doubled.operands()[0])
     for ops in ((), (other,)):
-        assert "is not the loop of line" in rejected(edit(after, {store: ops}), PASSED_ON)
+        assert "is not the loop of line" in rejected(edit(after, {store: ops}), PASSED_ON, False)
 
 
 def test_a_register_slot_in_a_loop_is_one() -> None:

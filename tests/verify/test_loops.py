@@ -15,7 +15,6 @@ import pytest
 from metile_mlx.compiler import STEPS, lower
 from metile_mlx.context import Context, Stage
 from metile_mlx.dtypes import bool_, f32, i32
-from metile_mlx.errors import VerificationError
 from metile_mlx.ir import metal, planned, tile
 from metile_mlx.ir.arith import BinaryKind, CombineKind, CompareKind
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
@@ -25,7 +24,7 @@ from metile_mlx.target import METAL
 from metile_mlx.verify import verify
 from metile_mlx.verify.convergence import check_convergence
 from metile_mlx.verify.ownership import check_ownership
-from tests.support import simulate
+from tests.support import simulate, verified
 from tests.support.memory import SimulationError
 from tests.support.mutate import edit, ops_of
 from tests.support.tile_program import TileProgram
@@ -75,10 +74,10 @@ def by_stage() -> tuple[Func, ...]:
     return tuple(found.values())
 
 
-def rejected(func: Func, stage: Stage = Stage.THREAD, before: Func | None = None) -> str:
-    with pytest.raises(VerificationError) as caught:
-        verify(func, stage, Context(METAL), before)
-    return caught.value.message
+def rejected(
+    func: Func, stage: Stage = Stage.THREAD, before: Func | None = None, by_default: bool = True
+) -> str:
+    return verified.rejected(func, stage, before, by_default=by_default).message
 
 
 def run(func: Func) -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from metile_mlx.context import Stage
 from metile_mlx.dtypes import f32, i32
-from metile_mlx.errors import VerificationError
 from metile_mlx.ir import tile
 from metile_mlx.ir.arith import BinaryKind
 from metile_mlx.ir.core import Func
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.verify import verify
+from tests.support import verified
 from tests.support.build import Program, chain_program, context
 
 IDENTITY = ThreadLayout.identity(64)
@@ -21,9 +21,7 @@ ROWS = ThreadLayout((3, 4, 5, 0, 1, 2))
 
 
 def message(func: Func, stage: Stage = Stage.OWNED) -> str:
-    with pytest.raises(VerificationError) as caught:
-        verify(func, stage, context())
-    return caught.value.message
+    return verified.rejected(func, stage).message
 
 
 def owned(lhs: ThreadLayout | None, rhs: ThreadLayout | None, threads: int = 64) -> Func:

@@ -11,14 +11,13 @@ import pytest
 from metile_mlx.compiler import lower
 from metile_mlx.context import Context, Stage
 from metile_mlx.dtypes import f16, f32, u32
-from metile_mlx.errors import VerificationError
 from metile_mlx.ir import metal, planned
 from metile_mlx.ir.arith import BinaryKind, CombineKind
 from metile_mlx.ir.core import Func, Op, Value
 from metile_mlx.target import METAL
 from metile_mlx.verify import verify
 from tests.passes.test_plan_reductions import sums
-from tests.support import simulate
+from tests.support import simulate, verified
 from tests.support.memory import SimulationError
 from tests.support.mutate import edit, ops_of, under_condition
 
@@ -28,10 +27,10 @@ REGISTERS_PLANNED = lower(sums(256, 4), Context(METAL), Stage.PLANNED)
 REGISTERS = lower(sums(256, 4), Context(METAL))
 
 
-def rejected(func: Func, stage: Stage = Stage.THREAD, before: Func | None = None) -> str:
-    with pytest.raises(VerificationError) as caught:
-        verify(func, stage, Context(METAL), before)
-    return caught.value.message
+def rejected(
+    func: Func, stage: Stage = Stage.THREAD, before: Func | None = None, by_default: bool = True
+) -> str:
+    return verified.rejected(func, stage, before, by_default=by_default).message
 
 
 def the(func: Func, kind: type[Op], position: int = 0) -> Op:

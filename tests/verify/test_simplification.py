@@ -14,7 +14,6 @@ import pytest
 
 from metile_mlx.context import Stage
 from metile_mlx.dtypes import f32
-from metile_mlx.errors import VerificationError
 from metile_mlx.ir import tile
 from metile_mlx.ir.arith import BinaryKind, CombineKind, CompareKind
 from metile_mlx.ir.core import Block, Effect, Func, Op, Value
@@ -23,6 +22,7 @@ from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.passes.infer_ownership import infer_ownership
 from metile_mlx.passes.simplify_layouts import simplify_layouts
 from metile_mlx.verify import verify
+from tests.support import verified
 from tests.support.build import context
 from tests.support.mutate import edit, ops_of, under_condition
 from tests.support.tile_program import TileProgram
@@ -75,9 +75,7 @@ PLACES = {"as written": OWNED, "simplified": SIMPLIFIED}
 
 
 def rejected(func: Func) -> str:
-    with pytest.raises(VerificationError) as caught:
-        verify(func, Stage.OWNED, context(), OWNED)
-    return caught.value.message
+    return verified.rejected(func, Stage.OWNED, OWNED).message
 
 
 def converts(func: Func) -> list[tile.Convert]:

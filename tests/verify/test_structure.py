@@ -18,6 +18,7 @@ from metile_mlx.ir.types import PointerType, ScalarType, ScratchType, TileType, 
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.verify import verify
 from metile_mlx.verify.structure import LEGAL
+from tests.support import verified
 from tests.support.build import Program, context
 
 ROWS = ThreadLayout((3, 4, 5, 0, 1, 2))
@@ -25,9 +26,7 @@ ROWS = ThreadLayout((3, 4, 5, 0, 1, 2))
 
 def findings(func: Func, stage: Stage = Stage.TILE) -> list[str]:
     """The findings of the error, without their indentation."""
-    with pytest.raises(VerificationError) as caught:
-        verify(func, stage, context())
-    head, *rest = caught.value.message.splitlines()
+    head, *rest = verified.rejected(func, stage).message.splitlines()
     count = "1 finding" if len(rest) == 1 else f"{len(rest)} findings"
     assert head == f"[verify] @{func.name} breaks the rules of stage {stage.name}: {count}"
     return [line.strip() for line in rest]

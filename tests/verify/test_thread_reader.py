@@ -11,17 +11,16 @@ import metile_mlx.frontend.language as metile
 from metile_mlx.compiler import STEPS
 from metile_mlx.context import Context, Stage
 from metile_mlx.dtypes import f32, i32, u32
-from metile_mlx.errors import VerificationError
 from metile_mlx.ir import metal
 from metile_mlx.ir.arith import BinaryKind
 from metile_mlx.ir.core import Func, Op, Value, walk
 from metile_mlx.ir.lanes import DECLARED
 from metile_mlx.ir.types import PointerType
 from metile_mlx.target import CUDA, EMULATOR, METAL, Target
-from metile_mlx.verify import verify
 from metile_mlx.verify.reading import Unreadable
 from metile_mlx.verify.thread_reader import check_lowering, thread_reader
 from tests.mutation.editing import made
+from tests.support import verified
 from tests.support.grouped import adjacent, row_func
 from tests.support.kernels import tile_ir
 from tests.support.mutate import edit, ops_of
@@ -52,10 +51,8 @@ def changed(item: Op, **fields: object) -> Op:
     return replace(item, **fields)  # type: ignore[arg-type]
 
 
-def rejected(func: Func, before: Func = BEFORE) -> str:
-    with pytest.raises(VerificationError) as caught:
-        verify(func, Stage.THREAD, Context(METAL), before)
-    return caught.value.message
+def rejected(func: Func, before: Func = BEFORE, by_default: bool = False) -> str:
+    return verified.rejected(func, Stage.THREAD, before, by_default=by_default).message
 
 
 @pytest.mark.parametrize("name", CASES)
