@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from metile_mlx.compiler import STEPS
 from metile_mlx.context import Stage
-from metile_mlx.errors import MetileError, OutOfResources
+from metile_mlx.errors import CompileError, MetileError, OutOfResources
 from metile_mlx.ir.core import Func
 from metile_mlx.target import EMULATOR
 from metile_mlx.verify import examine
@@ -20,6 +20,8 @@ from tests.mutation.operators import OPERATORS, Mutant
 
 # What passes raise when a program breaks what they need; the compilation fails, as it should.
 _REFUSED = (AssertionError, IndexError, KeyError, TypeError, ValueError)
+# The verifiers that look at more programs when asked in full.
+_LONGER = ("communication", "meaning", "lowering")
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,27 @@ def trials(programs: Sequence[Program]) -> Iterator[Trial]:
                     yield Trial(program, snapshot, name, number, mutant)
 
 
-def rejected(trial: Trial) -> str | None:
+def rejected(trial: Trial, full: bool = True) -> str | None:
     """The verifier that rejects a mutant where it was made; None: they accept it."""
     snapshot = trial.snapshot
-    return _asked(trial.mutant.func, snapshot.stage, trial.program, snapshot.before)
+    return _asked(trial.mutant.func, snapshot.stage, trial.program, snapshot.before, full)
 
 
-def _asked(func: Func, stage: Stage, program: Program, before: Func) -> str | None:
-    found = [name for name, findings in examine(func, stage, before, EMULATOR).items() if findings]
+def by_default(trial: Trial, by: str) -> bool:
+    """Whether a mutant that the verifier `by` rejects falls without METILE_VERIFY=full too, there
+    or after one of the passes that follow."""
+    if by not in _LONGER or rejected(trial, full=False) is not None:
+        return True
+    return finished(trial, full=False)[0] is None
+
+
+def _asked(func: Func, stage: Stage, program: Program, before: Func, full: bool) -> str | None:
+    try:
+        properties = examine(func, stage, before, EMULATOR, full)
+    except CompileError:
+        # A race on declared memory, which the user hears of.
+        return "order"
+    found = [name for name, findings in properties.items() if findings]
     if not found and stage >= Stage.PLANNED:
         try:
             check_resources(func, program.context())
@@ -70,7 +85,7 @@ def _asked(func: Func, stage: Stage, program: Program, before: Func) -> str | No
     return found[0] if found else None
 
 
-def finished(trial: Trial) -> tuple[Func | None, str]:
+def finished(trial: Trial, full: bool = True) -> tuple[Func | None, str]:
     """The mutant after the passes that follow, or None and who stopped it on the way."""
     func, ctx = trial.mutant.func, trial.program.context()
     for step in STEPS[trial.snapshot.step + 1 :]:
@@ -80,7 +95,7 @@ def finished(trial: Trial) -> tuple[Func | None, str]:
         except (MetileError, *_REFUSED) as error:
             return None, f"{step.name}: {type(error).__name__}"
         if func is not before:
-            by = _asked(func, step.stage, trial.program, before)
+            by = _asked(func, step.stage, trial.program, before, full)
             if by is not None:
                 return None, by
     return func, ""

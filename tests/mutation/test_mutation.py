@@ -18,11 +18,8 @@ from tests.mutation.editing import places, settled
 from tests.mutation.judge import Trial
 from tests.mutation.operators import OPERATORS, is_barrier
 from tests.mutation.suite import CHECKER, RESULTS, Row, Table
-from tests.support import emulated
 from tests.support.profile import count
 
-NO_EMULATOR = emulated.unavailable()
-emulates = pytest.mark.skipif(NO_EMULATOR is not None, reason=str(NO_EMULATOR))
 # Small ones that between them have all that there is to damage.
 SAMPLED = (
     "mechanism: transpose by scratch, bool",
@@ -62,9 +59,23 @@ def test_a_sample_is_rejected_by_the_verifiers() -> None:
     for name, row in table.rows.items():
         assert row.made >= 10, name
         assert row.verifiers.total() >= 0.9 * row.made, name
+    # Most are found by default, and not all.
+    assert 0.8 * table.total.made <= table.total.by_default < table.total.verifiers.total()
 
 
-@emulates
+def test_what_full_adds_is_not_counted_as_found_by_default() -> None:
+    """Of those that fall to a verifier that reads more in full, some fall without it, too."""
+    fallen: dict[tuple[str, bool], int] = Counter()
+    for trial in sample():
+        by = judge.rejected(trial)
+        if by is not None:
+            fallen[by, judge.by_default(trial, by)] += 1
+    assert fallen["lowering", False] > 0
+    assert fallen["structure", True] > 0
+    assert all(fallen[by, False] == 0 for by in ("structure", "ownership", "order"))
+
+
+@pytest.mark.emulator
 @pytest.mark.faulty
 def test_what_the_verifiers_accept_is_told_apart_or_equivalent_by_a_rule() -> None:
     table, accepted = suite.verified(sample())
@@ -81,7 +92,7 @@ def last_of(program: str, operator: str) -> Iterator[Trial]:
             yield trial
 
 
-@emulates
+@pytest.mark.emulator
 @pytest.mark.faulty
 def test_without_verifiers_the_checker_and_the_results_tell() -> None:
     """A race, a store that goes astray and a changed value, each accepted on purpose."""
@@ -97,7 +108,7 @@ def test_without_verifiers_the_checker_and_the_results_tell() -> None:
     assert suite.faults(table)
 
 
-@emulates
+@pytest.mark.emulator
 @pytest.mark.faulty
 def test_a_rule_excuses_nothing_that_does_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the last programs, what a rule calls equivalent has equal results in every order of
