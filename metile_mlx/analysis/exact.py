@@ -3,7 +3,9 @@ in floating point. Backends must then agree in every bit."""
 
 from __future__ import annotations
 
-from metile_mlx.ir.core import Func, Op, Value, walk
+from collections.abc import Iterator
+
+from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.lanes import Shared
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.permute import Permute
@@ -34,20 +36,30 @@ _MOVES = (
 def exact_outputs(func: Func) -> frozenset[str]:
     """The array parameters of a kernel at Stage.TILE or OWNED whose stored values only move.
 
-    Integer arithmetic is exact too. A comparison of floats counts by its operands.
+    Integer arithmetic is exact too. A comparison of floats counts by its operands; so does what
+    decides whether, or how often, something is stored.
     """
     rounded = _Rounded(func)
     tensors = {op.result: op.param for op in walk(func.body) if isinstance(op, Tensor)}
-    stores = [op for op in walk(func.body) if isinstance(op, Store) and op.tensor in tensors]
-    outputs = {tensors[op.tensor].name for op in stores}
-    touched = {
-        tensors[op.tensor].name for op in stores if any(rounded(value) for value in _parts(op))
-    }
+    stores = [(op, parts) for op, parts in _stores(func.body, ()) if op.tensor in tensors]
+    outputs = {tensors[op.tensor].name for op, _ in stores}
+    touched = {tensors[op.tensor].name for op, parts in stores if any(map(rounded, parts))}
     return frozenset(outputs - touched)
 
 
-def _parts(op: Store) -> tuple[Value, ...]:
-    return (op.value, *op.indices, *(() if op.mask is None else (op.mask,)))
+def _stores(block: Block, around: tuple[Value, ...]) -> Iterator[tuple[Store, tuple[Value, ...]]]:
+    """Each store, with the values that say what is stored, where and whether."""
+    for op in block.ops:
+        if isinstance(op, Store):
+            mask = () if op.mask is None else (op.mask,)
+            yield op, (op.value, *op.indices, *mask, *around)
+        inside = (*around, *_deciding(op)) if isinstance(op, If | For) else around
+        for inner in op.blocks():
+            yield from _stores(inner, inside)
+
+
+def _deciding(op: If | For) -> tuple[Value, ...]:
+    return (op.condition,) if isinstance(op, If) else (op.start, op.end, op.step)
 
 
 class _Rounded:
@@ -81,8 +93,9 @@ class _Rounded:
 
     def _merge(self, item: If | For) -> None:
         """What a branch or a loop leaves: one of several values, chosen by other ones."""
-        choosing = (item.condition,) if isinstance(item, If) else (item.start, item.end, item.step)
-        chosen = any(map(self, choosing))
+        chosen = any(map(self, _deciding(item)))
+        if chosen and isinstance(item, For):
+            self._found.add(item.index)
         for position, result in enumerate(item.results):
             parts = [block.ops[-1].operands()[position] for block in item.blocks()]
             if isinstance(item, For):

@@ -25,7 +25,7 @@ from metile_mlx.verify.findings import Finding
 
 def check_simplification(func: Func, before: Func) -> list[Finding]:
     """All faults of a Stage.OWNED program made from another one."""
-    had, has = Counter(_kinds(before.body, "")), Counter(_kinds(func.body, ""))
+    had, has = Counter(_kinds(before.body)), Counter(_kinds(func.body))
     new = set(_owners(func.body)) - set(_owners(before.body))
     return [
         *check_conversions(func, before),
@@ -45,7 +45,9 @@ def _owners(block: Block) -> Iterator[ThreadLayout]:
                 yield value.type.layout
 
 
-def _kinds(block: Block, where: str) -> Iterator[str]:
+def _kinds(block: Block, depth: int = 0) -> Iterator[str]:
+    """What each conversion does, and how deep in branches and loops it stands."""
+    where = f" under {depth} branches or loops" if depth else ""
     for item in block.ops:
         if isinstance(item, Convert) and isinstance(item.src.type, TileType):
             moves, crosses = _movement(item.src.type.layout, item.layout)
@@ -54,7 +56,7 @@ def _kinds(block: Block, where: str) -> Iterator[str]:
             if crosses:
                 yield f"cross simdgroups{where}"
         for inner in item.blocks():
-            yield from _kinds(inner, " under a condition")
+            yield from _kinds(inner, depth + 1)
 
 
 @lru_cache(maxsize=512)
