@@ -2,7 +2,7 @@
 
 One program per row. `rmsnorm` takes any width, which it learns when it runs: two loops over the
 row. `rmsnorm_register` holds a row of constant width in registers, read once and used twice. All
-arithmetic is f32.
+arithmetic is f32. `reference` is the same in MLX's operations.
 With `ROUND_NORMALISED` the normalised value is rounded to the dtype of the output before it is
 multiplied by the weight in that dtype, which is the order of `mx.fast.rms_norm` (F66); otherwise
 there is one rounding, at the store. In f32 the two are the same.
@@ -20,6 +20,13 @@ import mlx.core as mx
 import numpy as np
 
 import metile_mlx as metile
+
+
+def reference(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
+    """The norm of the last axis in MLX's operations, f32 until the end."""
+    wide = x.astype(mx.float32)
+    normalised = wide * mx.rsqrt(mx.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return normalised if weight is None else normalised * weight.astype(mx.float32)
 
 
 @metile.inline
@@ -85,12 +92,7 @@ def rmsnorm(
         columns = start + lanes
         normalised = metile.cast(source.load((row, columns)), metile.f32) * root
         if WEIGHTED:
-            weight = scales.load(columns)
-            if ROUND_NORMALISED:
-                rounded = metile.cast(normalised, output.dtype)
-                normalised = rounded * metile.cast(weight, output.dtype)
-            else:
-                normalised = normalised * metile.cast(weight, metile.f32)
+            normalised = weighted(normalised, scales.load(columns), output.dtype, ROUND_NORMALISED)
         result.store((row, columns), normalised)
 
 
@@ -182,6 +184,7 @@ def rmsnorm_register_gradients(
     inputs,
     weights,
     cotangents,
+    passed,
     input_gradient,
     weight_gradients,
     eps: float,
@@ -191,6 +194,7 @@ def rmsnorm_register_gradients(
     RELAXED_PRECISION: metile.constexpr = False,
     LAYOUT: metile.constexpr = None,
     WEIGHTED: metile.constexpr = True,
+    PASSED: metile.constexpr = False,
 ):
     """Gradients of `rmsnorm_register` for the cotangents of its output: ROWS rows per program.
 
@@ -201,8 +205,10 @@ def rmsnorm_register_gradients(
     Args:
         inputs, cotangents, input_gradient: programs * ROWS * N elements.
         weights: N elements.
+        passed: as inputs: what else reaches the inputs, added to their gradient.
         weight_gradients: programs * N elements, f32; their sum over programs is the gradient.
         WEIGHTED: without it weights and weight_gradients are neither read nor written.
+        PASSED: without it `passed` is not read.
         eps, N, BLOCK, RELAXED_PRECISION, LAYOUT: as of `rmsnorm_register`.
     """
     program = metile.program_id(0)
@@ -215,6 +221,8 @@ def rmsnorm_register_gradients(
         weight = metile.cast(
             metile.tensor(weights, shape=(N,), access="read").load(columns), metile.f32
         )
+    if PASSED:
+        other = metile.tensor(passed, shape=shape, access="read")
     total = 0.0
     for row in range(ROWS):
         values = metile.cast(source.load((program, row, columns)), metile.f32)
@@ -225,10 +233,74 @@ def rmsnorm_register_gradients(
             total = total + cotangent * normalised
             cotangent = cotangent * weight
         along = metile.sum(cotangent * normalised) * (1 / N)
-        result.store((program, row, columns), root * (cotangent - normalised * along))
+        gradient = root * (cotangent - normalised * along)
+        if PASSED:
+            gradient = gradient + metile.cast(other.load((program, row, columns)), metile.f32)
+        result.store((program, row, columns), gradient)
     if WEIGHTED:
         parts = metile.tensor(weight_gradients, shape=(metile.num_programs(0), N), access="write")
         parts.store((program, columns), total)
+
+
+@metile.kernel(relaxed="RELAXED_PRECISION")
+def rmsnorm_gradients(
+    inputs,
+    weights,
+    cotangents,
+    passed,
+    input_gradient,
+    roots,
+    width: int,
+    eps: float,
+    BLOCK: metile.constexpr = 1024,
+    RELAXED_PRECISION: metile.constexpr = False,
+    WEIGHTED: metile.constexpr = True,
+    PASSED: metile.constexpr = False,
+):
+    """Gradient of `rmsnorm` for its inputs: one program per row, in two loops over it.
+
+    The weight's gradient is that of `metile_kernels.norm_weights`, from `roots`.
+
+    Args:
+        inputs, cotangents, passed, input_gradient: rows * width elements.
+        weights: `width` elements.
+        roots: the f32 1 / sqrt(mean(x^2) + eps) of each row, an output.
+        width, eps, BLOCK: as of `rmsnorm`.
+        WEIGHTED, PASSED, RELAXED_PRECISION: as of `rmsnorm_register_gradients`.
+    """
+    rows = metile.num_programs(0)
+    source = metile.tensor(inputs, shape=(rows, width), access="read")
+    given = metile.tensor(cotangents, shape=(rows, width), access="read")
+    result = metile.tensor(input_gradient, shape=(rows, width), access="write")
+    statistics = metile.tensor(roots, shape=(rows,), access="write")
+    if WEIGHTED:
+        scales = metile.tensor(weights, shape=(width,), access="read")
+    if PASSED:
+        other = metile.tensor(passed, shape=(rows, width), access="read")
+    row = metile.program_id(0)
+    lanes = metile.arange(0, BLOCK)
+    squares = metile.zeros(BLOCK, metile.f32)
+    products = metile.zeros(BLOCK, metile.f32)
+    for start in metile.tile_range(0, width, BLOCK):
+        values = metile.cast(source.load((row, start + lanes)), metile.f32)
+        slope = metile.cast(given.load((row, start + lanes)), metile.f32)
+        if WEIGHTED:
+            slope = slope * metile.cast(scales.load(start + lanes), metile.f32)
+        squares = squares + values * values
+        products = products + slope * values
+    count = metile.cast(width, metile.f32)
+    root = metile.rsqrt(metile.sum(squares) / count + eps)
+    along = metile.sum(products) / count * root
+    statistics.store(row, root)
+    for start in metile.tile_range(0, width, BLOCK):
+        values = metile.cast(source.load((row, start + lanes)), metile.f32)
+        slope = metile.cast(given.load((row, start + lanes)), metile.f32)
+        if WEIGHTED:
+            slope = slope * metile.cast(scales.load(start + lanes), metile.f32)
+        gradient = root * (slope - values * root * along)
+        if PASSED:
+            gradient = gradient + metile.cast(other.load((row, start + lanes)), metile.f32)
+        result.store((row, start + lanes), gradient)
 
 
 def _rows(dtype, width):

@@ -110,7 +110,7 @@ from metile_mlx.vmap import vmap
 
 if TYPE_CHECKING:
     from metile_mlx import nn
-    from metile_mlx.nn import rms_norm
+    from metile_mlx.nn import add_rms_norm, rms_norm
     from metile_mlx.patching import patch
 
 __version__ = "0.1.0.dev0"
@@ -140,6 +140,7 @@ __all__ = [
     "UnsupportedError",
     "VerificationError",
     "abs",
+    "add_rms_norm",
     "arange",
     "argmax",
     "barrier",
@@ -214,9 +215,19 @@ __all__ = [
 ]
 
 
+_LAZY = frozenset(
+    {
+        "add_rms_norm",
+        "nn",
+        "patch",
+        "rms_norm",
+    }
+)
+
+
 def __getattr__(name: str) -> Any:
     """`nn` and what uses it, at first use: its kernels are written with this package."""
-    if name not in ("nn", "patch", "rms_norm"):
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module("metile_mlx.patching" if name == "patch" else "metile_mlx.nn")
     found = globals()[name] = module if name == "nn" else getattr(module, name)

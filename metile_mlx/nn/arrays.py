@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from metile_mlx.errors import LaunchError
 from metile_mlx.runtime.optional import mx
 
+# "mlx": each step of MLX's own function is rounded to the dtype of its arguments; "f32": the
+# arithmetic is f32 and rounded once, at the end (F66). In f32 the two are the same.
+Rounding = Literal["mlx", "f32"]
+_ROUNDINGS = ("mlx", "f32")
 
-def result_dtype(name: str, *arrays: mx.array) -> mx.Dtype:
-    """The dtype in which the arrays meet, as in MLX, where it is a float that kernels compute in.
+
+def checked_rounding(name: str, rounding: Rounding) -> Rounding:
+    """The rounding, if it is one.
+
+    Raises:
+        LaunchError: it isn't.
+    """
+    if rounding not in _ROUNDINGS:
+        raise LaunchError(f"[{name}] rounding is {rounding!r}; expected 'mlx' or 'f32'")
+    return rounding
+
+
+def result_dtype(name: str, *arrays: mx.array | None) -> mx.Dtype:
+    """The dtype in which the given arrays meet, as in MLX, if it is a float that kernels know.
 
     Raises:
         LaunchError: it is another one.
     """
-    dtype = arrays[0].dtype if len(arrays) == 1 else mx.result_type(*arrays)
+    dtype = mx.result_type(*[a for a in arrays if a is not None])
     if dtype not in (mx.float16, mx.bfloat16, mx.float32):
         raise LaunchError(
             f"[{name}] the result would be {str(dtype).rpartition('.')[2]}; expected float16, "
@@ -24,3 +42,19 @@ def result_dtype(name: str, *arrays: mx.array) -> mx.Dtype:
 def as_float(x: mx.array, dtype: mx.Dtype) -> mx.array:
     """Floats as they are, since kernels widen them themselves; others in `dtype`."""
     return x if mx.issubdtype(x.dtype, mx.floating) else x.astype(dtype)
+
+
+def check_columns(name: str, x: mx.array, **scales: mx.array | None) -> None:
+    """Refuse an `x` without an axis, and a weight or bias without one value for each column of it.
+
+    Raises:
+        LaunchError: shapes that don't fit.
+    """
+    if x.ndim == 0:
+        raise LaunchError(f"[{name}] x has no axis to normalise over; expected at least one")
+    for what, scale in scales.items():
+        if scale is not None and scale.shape != x.shape[-1:]:
+            raise LaunchError(
+                f"[{name}] {what} has shape {tuple(scale.shape)}; expected ({x.shape[-1]},), one "
+                f"value for each element of the last axis of x, which is {tuple(x.shape)}"
+            )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from metile_mlx.nn.arrays import Rounding, checked_rounding
 from metile_mlx.nn.optional import Module
-from metile_mlx.nn.rms_norm import Rounding, checked_rounding, rms_norm
+from metile_mlx.nn.rms_norm import rms_norm
 from metile_mlx.runtime.optional import mx
 
 
@@ -29,7 +30,7 @@ class RMSNorm(Module):
         super().__init__()  # type: ignore[no-untyped-call]
         self.weight = mx.ones((dims,))
         self.eps = eps
-        self.rounding = checked_rounding(rounding)
+        self.rounding = checked_rounding("RMSNorm", rounding)
 
     def _extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from metile_kernels.rmsnorm import (
+    rmsnorm,
+    rmsnorm_gradients,
     rmsnorm_register,
     rmsnorm_register_gradients,
     rmsnorm_rows,
 )
 from metile_mlx.dispatch import Dispatch, empty, own_dtype
-from metile_mlx.errors import LaunchError, UnsupportedError
-from metile_mlx.nn.arrays import as_float, result_dtype
+from metile_mlx.nn.arrays import Rounding, as_float, check_columns, checked_rounding, result_dtype
 from metile_mlx.nn.kernel_function import KernelFunction
 from metile_mlx.nn.layouts import (
     gradient_rows,
@@ -21,12 +22,11 @@ from metile_mlx.nn.layouts import (
     rows_layout,
     rows_together,
 )
+from metile_mlx.nn.norm_weights import weight_gradients
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 from metile_mlx.target import MAX_TILE
 
-Rounding = Literal["mlx", "f32"]
-_ROUNDINGS = ("mlx", "f32")
 _Forward: TypeAlias = "Callable[[mx.array, mx.array | None], mx.array]"
 
 
@@ -46,7 +46,8 @@ def rms_norm(
     and reference backends, metile.vmap everywhere, and metile.export.
 
     Args:
-        x: f16, bf16 or f32, of shape (..., N) with N from 1 to 32768.
+        x: f16, bf16 or f32, of shape (..., N). Rows of up to 32768 elements are held in registers,
+            wider ones are read twice.
         weight: one value for each of the N columns, or None.
         eps: added to the mean square.
         rounding: "mlx": the normalised value is rounded to the dtype of the result, then multiplied
@@ -55,10 +56,10 @@ def rms_norm(
 
     Raises:
         LaunchError: shapes or dtypes that don't fit, or an unknown rounding.
-        UnsupportedError: rows of more than 32768 elements.
     """
-    dtype = _checked(x, weight)
-    rounded = checked_rounding(rounding) == "mlx"
+    check_columns("rms_norm", x, weight=weight)
+    dtype = result_dtype("rms_norm", x, weight)
+    rounded = checked_rounding("rms_norm", rounding) == "mlx"
     if x.size == 0:
         return mx.zeros(x.shape, dtype)
     norm = RmsNorm.of(float(eps), rounded, dtype, stream=stream)
@@ -68,25 +69,63 @@ def rms_norm(
     return mx.reshape(norm(*arrays), x.shape, stream=stream)
 
 
-def checked_rounding(rounding: Rounding) -> Rounding:
-    """The rounding, if it is one.
-
-    Raises:
-        LaunchError: it isn't.
-    """
-    if rounding not in _ROUNDINGS:
-        raise LaunchError(f"[rms_norm] rounding is {rounding!r}; expected 'mlx' or 'f32'")
-    return rounding
-
-
-class RmsNorm(KernelFunction):
-    """The norm of the rows of a matrix, and its gradients."""
+class RmsGradients(KernelFunction):
+    """What the norm of a matrix's rows and that of a sum of two share: options and gradients."""
 
     def __init__(self, eps: float, rounded: bool, dtype: mx.Dtype, *, stream: Place) -> None:
         super().__init__(stream=stream)
         self._eps = eps
         self._rounded = rounded
         self._dtype = dtype
+
+    def gradients(
+        self,
+        x: mx.array,
+        weight: mx.array | None,
+        cotangent: mx.array,
+        passed: mx.array | None = None,
+    ) -> tuple[mx.array, ...]:
+        """Of the norm for x, with `passed` added to it, and for the weight where there is one."""
+        rows, columns = x.shape
+        is_wide = columns > MAX_TILE
+        together = 1 if is_wide else gradient_rows(rows)
+        # Of the weight: its parts, or what they are made from.
+        other = (rows,) if is_wide else (rows // together, columns)
+        arguments: tuple[Any, ...] = (
+            x,
+            x if weight is None else weight,
+            cotangent,
+            x if passed is None else passed,
+            empty(x.shape, x.dtype),
+            empty(other, mx.float32),
+            *((columns,) if is_wide else ()),
+            self._eps,
+        )
+
+        def make(_: str) -> Dispatch:
+            options: dict[str, Any] = {"WEIGHTED": weight is not None, "PASSED": passed is not None}
+            if is_wide:
+                return rmsnorm_gradients[(rows,)].prepare(*arguments, **options, stream=self.stream)
+            return rmsnorm_register_gradients[(rows // together,)].prepare(
+                *arguments, **options, N=columns, BLOCK=row_block(columns), ROWS=together,
+                stream=self.stream,
+            )  # fmt: skip
+
+        dtypes = [None if a is None else a.dtype for a in (weight, cotangent, passed)]
+        made = self.ready(("backward", x.shape, x.dtype, *dtypes), make)(*arguments)
+        if weight is None:
+            return (made[0] if is_wide else made,)
+        if is_wide:
+            (total,) = weight_gradients(
+                x, cotangent, None, made[1], weighted=True, biased=False, stream=self.stream
+            )
+        else:
+            total = mx.sum(made[1], axis=0, stream=self.stream)
+        return made[0], total.astype(weight.dtype, stream=self.stream)
+
+
+class RmsNorm(RmsGradients):
+    """The norm of the rows of a matrix."""
 
     def forward(self, x: mx.array, weight: mx.array | None = None) -> mx.array:
         """(rows, N), (N,) -> (rows, N) of the result's dtype."""
@@ -96,25 +135,26 @@ class RmsNorm(KernelFunction):
 
     def _forward(self, backend: str, x: mx.array, weight: mx.array | None) -> _Forward:
         rows, columns = x.shape
-        block, dtype = row_block(columns), own_dtype(x.dtype, "rms_norm")
         output, eps, stream = empty(x.shape, self._dtype), self._eps, self.stream
         options: dict[str, Any] = {
-            "N": columns,
-            "BLOCK": block,
             "ROUND_NORMALISED": self._rounded,
             "WEIGHTED": weight is not None,
         }
-        arguments = (x, x if weight is None else weight, output, eps)
+        arguments = (x, x if weight is None else weight, output)
+        if columns > MAX_TILE:
+            wide = rmsnorm[(rows,)].prepare(*arguments, columns, eps, **options, stream=stream)
+            return lambda x, w: wide(x, x if w is None else w, output, columns, eps)
+        block, dtype = row_block(columns), own_dtype(x.dtype, "rms_norm")
         together = rows_together(backend, dtype, rows, columns)
         if together == 1:
-            layout = row_layout(backend, dtype, columns, block)
             one = rmsnorm_register[(rows,)].prepare(
-                *arguments, **options, LAYOUT=layout, stream=stream
-            )
+                *arguments, eps, **options, N=columns, BLOCK=block, stream=stream,
+                LAYOUT=row_layout(backend, dtype, columns, block),
+            )  # fmt: skip
             return lambda x, w: one(x, x if w is None else w, output, eps)
         several = rmsnorm_rows[(rows // together,)].prepare(
-            *arguments, rows, **options, ROWS=together, WHOLE=True, stream=stream,
-            LAYOUT=rows_layout(backend, dtype, together, block),
+            *arguments, eps, rows, **options, N=columns, BLOCK=block, ROWS=together, WHOLE=True,
+            LAYOUT=rows_layout(backend, dtype, together, block), stream=stream,
         )  # fmt: skip
         return lambda x, w: several(x, x if w is None else w, output, eps, rows)
 
@@ -126,50 +166,4 @@ class RmsNorm(KernelFunction):
     ) -> Sequence[mx.array]:
         """Gradients for x, and for the weight where there is one."""
         x, weight = primals if len(primals) == 2 else (primals[0], None)
-        together = gradient_rows(x.shape[0])
-        programs, columns = x.shape[0] // together, x.shape[-1]
-        arguments = (
-            x,
-            x if weight is None else weight,
-            cotangents[0],
-            empty(x.shape, x.dtype),
-            empty((programs, columns), mx.float32),
-            self._eps,
-        )
-
-        def make(_: str) -> Dispatch:
-            return rmsnorm_register_gradients[(programs,)].prepare(
-                *arguments,
-                N=columns,
-                BLOCK=row_block(columns),
-                ROWS=together,
-                WEIGHTED=weight is not None,
-                stream=self.stream,
-            )
-
-        facts = ("backward", x.shape, x.dtype, None if weight is None else weight.dtype)
-        made = self.ready(facts, make)(*arguments)
-        if weight is None:
-            return (made,)
-        total = mx.sum(made[1], axis=0, stream=self.stream)
-        return made[0], total.astype(weight.dtype, stream=self.stream)
-
-
-def _checked(x: mx.array, weight: mx.array | None) -> mx.Dtype:
-    """The dtype of the result. Raises LaunchError and UnsupportedError as `rms_norm`."""
-    if x.ndim == 0:
-        raise LaunchError("[rms_norm] x has no axis to normalise over; expected at least one")
-    columns = x.shape[-1]
-    if weight is not None and tuple(weight.shape) != (columns,):
-        raise LaunchError(
-            f"[rms_norm] weight has shape {tuple(weight.shape)}; expected ({columns},), one value "
-            f"for each element of the last axis of x, which is {tuple(x.shape)}"
-        )
-    dtype = result_dtype("rms_norm", *([x] if weight is None else [x, weight]))
-    if columns > MAX_TILE:
-        raise UnsupportedError(
-            f"[rms_norm] rows of {columns} elements; a row is held in registers, {MAX_TILE} "
-            "elements at most, and the kernel that loops over wider rows is not there yet",
-            hint="use mx.fast.rms_norm for these",
-        )
-    return dtype
+        return self.gradients(x, weight, cotangents[0])

@@ -257,7 +257,7 @@ def test_f28_gradients_against_float64(width: int, dtype: mx.Dtype, together: in
     x, w = data(width, dtype, rows=8)
     c = data(width, dtype, rows=8, seed=1)[0]
     made = rmsnorm_register_gradients[(8 // together,)](
-        x, w, c, metile.empty(x.shape, dtype),
+        x, w, c, c, metile.empty(x.shape, dtype),
         metile.empty((8 // together, width), mx.float32), EPS,
         N=width, BLOCK=max(32, metile.next_power_of_2(width)), ROWS=together,
     )  # fmt: skip

@@ -231,7 +231,7 @@ def _norms() -> Iterator[Program]:
             yield of_dispatch(f"kernel: {name}", dispatch, True)
     x, w = mx.zeros((4, 60)), mx.zeros(60)
     dispatch = _kernel(
-        rmsnorm_register_gradients, (2,), x, w, x, metile.empty(x.shape, x.dtype),
+        rmsnorm_register_gradients, (2,), x, w, x, x, metile.empty(x.shape, x.dtype),
         metile.empty((2, 60), x.dtype), 1e-5, N=60, BLOCK=64, ROWS=2,
     )  # fmt: skip
     yield of_dispatch("kernel: gradient of rmsnorm", dispatch, True)

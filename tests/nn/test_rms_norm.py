@@ -145,13 +145,20 @@ def test_bad_arguments_are_named() -> None:
             bad()
 
 
-def test_a_row_too_wide_for_registers_is_refused() -> None:
-    """No silent fallback."""
-    x = mx.zeros((1, 32769))
-    with pytest.raises(metile.UnsupportedError, match="32768 elements at most") as caught:
-        metile.rms_norm(x, None, EPS)
-    assert "mx.fast.rms_norm" in str(caught.value)
-    assert metile.rms_norm(mx.ones((1, 32768)), None, EPS).shape == (1, 32768)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_b1_rows_too_wide_for_registers_are_read_twice(dtype: mx.Dtype) -> None:
+    """With gradients; the widest that are held in registers beside them."""
+    for width in (32_768, 32_769, 151_936):
+        x, w = whole((2, width), dtype), normal((width,), dtype)
+        assert same_bits(metile.rms_norm(x, w, EPS), mx.fast.rms_norm(x, w, EPS))
+        assert same_bits(metile.rms_norm(x, None, EPS), mx.fast.rms_norm(x, None, EPS))
+    x, w, c = normal((70, 32_800)), normal((32_800,), seed=1), normal((70, 32_800), seed=2)
+    made, expected = (
+        mx.grad(weighted(norm, c), (0, 1))(x, w) for norm in (metile.rms_norm, mx.fast.rms_norm)
+    )
+    for a, b in zip(made, expected, strict=True):
+        close(a, b)
+    close(mx.grad(weighted(metile.rms_norm, c))(x), mx.grad(weighted(mx.fast.rms_norm, c))(x))
 
 
 # Gradients
@@ -336,3 +343,13 @@ def test_f51_two_runs_are_bit_equal() -> None:
     runs = [mx.grad(weighted(metile.rms_norm, c), (0, 1))(x, w) for _ in range(2)]
     for a, b in zip(*runs, strict=True):
         assert np.array_equal(bits(a), bits(b))
+
+
+def test_f71_gemma_adds_the_one_before_the_norm() -> None:
+    """In bf16 the scale is rounded; in f32 it is not: who passes `1 + w` decides."""
+    x, w = normal((4, 64), mx.bfloat16), mx.full((64,), 0.05, mx.bfloat16)
+    theirs = mx.fast.rms_norm(x, 1.0 + w, EPS)
+    assert same_bits(metile.rms_norm(x, 1.0 + w, EPS), theirs)
+    exactly = metile.rms_norm(x, 1.0 + w.astype(mx.float32), EPS)
+    assert exactly.dtype == mx.float32
+    assert 5e-3 < np.abs(exact(exactly) / exact(theirs) - 1).max() < 1e-2

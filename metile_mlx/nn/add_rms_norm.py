@@ -1,0 +1,122 @@
+"""`add_rms_norm`: residual sum and its RMS norm in one kernel, with gradients (SPEC B2, F73)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from metile_kernels.add_rmsnorm import add_rmsnorm, add_rmsnorm_register
+from metile_mlx.dispatch import empty, own_dtype
+from metile_mlx.nn.arrays import Rounding, as_float, check_columns, checked_rounding, result_dtype
+from metile_mlx.nn.layouts import row_block, row_layout
+from metile_mlx.nn.rms_norm import RmsGradients
+from metile_mlx.runtime.backend import Place
+from metile_mlx.runtime.optional import mx
+from metile_mlx.target import MAX_TILE
+
+_Pair: TypeAlias = "tuple[mx.array, mx.array]"
+_Forward: TypeAlias = "Callable[[mx.array, mx.array, mx.array | None], _Pair]"
+
+
+def add_rms_norm(
+    x: mx.array,
+    residual: mx.array,
+    weight: mx.array | None,
+    eps: float,
+    *,
+    rounding: Rounding = "mlx",
+    stream: Place = None,
+) -> tuple[mx.array, mx.array]:
+    """`(rms_norm(x + residual, weight, eps), x + residual)` with one pass over the arrays.
+
+    The sum has the bits of MLX's `x + residual`, and the norm is that of the sum as it is rounded
+    (F73). Gradients, transforms and rounding are those of `rms_norm`.
+
+    Args:
+        x, residual: f16, bf16 or f32, of shapes that broadcast to (..., N).
+        weight: one value for each of the N columns, or None.
+        eps: added to the mean square.
+        rounding: of the norm, as of `rms_norm`.
+        stream: an MLX stream or device.
+
+    Returns:
+        The norm, in the dtype in which the sum and `weight` meet, and the sum.
+
+    Raises:
+        LaunchError: shapes or dtypes that don't fit, or an unknown rounding.
+    """
+    rounded = checked_rounding("add_rms_norm", rounding) == "mlx"
+    sum_dtype = result_dtype("add_rms_norm", x, residual)
+    if x.shape != residual.shape:
+        x, residual = mx.broadcast_arrays(x, residual, stream=stream)
+    check_columns("add_rms_norm", x, weight=weight)
+    dtype = result_dtype("add_rms_norm", x, residual, weight)
+    shape = x.shape
+    if x.size == 0:
+        return mx.zeros(shape, dtype), mx.zeros(shape, sum_dtype)
+    arrays = [as_float(a, sum_dtype).reshape(-1, shape[-1], stream=stream) for a in (x, residual)]
+    if weight is not None:
+        arrays.append(as_float(weight, dtype))
+    norm = AddRmsNorm.of(float(eps), rounded, dtype, sum_dtype, stream=stream)
+    made, total = norm(*arrays)
+    return mx.reshape(made, shape, stream=stream), mx.reshape(total, shape, stream=stream)
+
+
+class AddRmsNorm(RmsGradients):
+    """The norm of the rows of a sum of matrices, the sum, and their gradients."""
+
+    def __init__(
+        self, eps: float, rounded: bool, dtype: mx.Dtype, sum_dtype: mx.Dtype, *, stream: Place
+    ) -> None:
+        super().__init__(eps, rounded, dtype, stream=stream)
+        self._sum_dtype = sum_dtype
+
+    def forward(
+        self, x: mx.array, residual: mx.array, weight: mx.array | None = None
+    ) -> tuple[mx.array, mx.array]:
+        """(rows, N) twice, (N,) -> the norm and the sum, (rows, N)."""
+        weighted = None if weight is None else weight.dtype
+        launch = self.ready(
+            ("forward", x.shape, x.dtype, residual.dtype, weighted),
+            lambda backend: self._add_forward(backend, x, residual, weight),
+        )
+        return launch(x, residual, weight)
+
+    def _add_forward(
+        self, backend: str, x: mx.array, residual: mx.array, weight: mx.array | None
+    ) -> _Forward:
+        rows, columns = x.shape
+        outputs = empty(x.shape, self._dtype), empty(x.shape, self._sum_dtype)
+        options: dict[str, Any] = {
+            "ROUND_NORMALISED": self._rounded,
+            "WEIGHTED": weight is not None,
+        }
+        arguments = (x, residual, x if weight is None else weight, *outputs)
+        if columns > MAX_TILE:
+            numbers: tuple[Any, ...] = (columns, self._eps)
+            made = add_rmsnorm[(rows,)].prepare(*arguments, *numbers, **options, stream=self.stream)
+        else:
+            numbers = (self._eps,)
+            block, dtype = row_block(columns), own_dtype(self._sum_dtype, "add_rms_norm")
+            made = add_rmsnorm_register[(rows,)].prepare(
+                *arguments, *numbers, **options, N=columns, BLOCK=block, stream=self.stream,
+                LAYOUT=row_layout(backend, dtype, columns, block),
+            )  # fmt: skip
+        more = (*outputs, *numbers)
+        return lambda x, r, w: made(x, r, x if w is None else w, *more)
+
+    def backward(
+        self,
+        primals: Sequence[mx.array],
+        cotangents: Sequence[mx.array],
+        outputs: Sequence[mx.array],
+    ) -> Sequence[mx.array]:
+        """Gradients for x, the residual, and for the weight where there is one."""
+        x, residual = primals[:2]
+        weight = primals[2] if len(primals) == 3 else None
+        of_sum, *others = self.gradients(outputs[1], weight, cotangents[0], cotangents[1])
+        return (
+            of_sum.astype(x.dtype, stream=self.stream),
+            of_sum.astype(residual.dtype, stream=self.stream),
+            *others,
+        )
