@@ -15,23 +15,28 @@ striped values per thread, on one core of a Xeon with AVX-512, the row in its ca
 Adjacent values are no faster: 1009 columns of f16 with 4 of them take 1372. `python -m
 benchmarks.rms_norm` measures all of it anew.
 
-On CUDA a row whose length is a multiple of 16 bytes is held as groups of 16 bytes, striped over the
-threads; another row begins anywhere, and single striped elements are faster there than guarded
-groups. TB/s on an H200, copy 4.15 (`benchmarks/results/rms_norm_h200.json` is the whole run):
+On CUDA a row is held as groups of 16 bytes, striped over the threads. One of f16 or bf16 whose
+length is no multiple of them begins anywhere, and single striped elements are faster there than
+guarded groups. Speed as a share of `mx.fast.rms_norm` on an H200, the least of
+three runs, of which `benchmarks/results/rms_norm_h200.json` is the last:
 
     columns               256   1009   1024   2048   4096   8192
-    f16   striped 8       1.7   3.33   3.61   3.51   3.38   2.89
-          striped 32            3.62   3.76   3.73   3.68   3.60
-          grouped 8       1.7   1.82   3.83   3.69   3.27   3.03
-          grouped 16            1.96   4.05   4.07   3.87   3.98
-          grouped 32            1.84   4.02   4.06   4.05   3.99
-          4 rows, 8       4.03  1.43   3.38   3.11
-    f32   striped 8       3.2   3.91   3.98   3.90   3.89   3.96
-          striped 32            3.92   3.98   3.87   3.87   3.90
-          grouped 8       3.1   3.90   4.01   3.88   3.86   3.98
-          grouped 32            3.93   4.00   2.36   3.93   3.90
-          4 rows, 8       3.97  3.32   3.91   3.94
-    bf16  as f16, within 4 percent
+    f16   striped 8      1.00   3.41   0.89   0.86   0.83   0.72
+          striped 32            3.66   0.93   0.89   0.91   0.90
+          grouped 8      0.98   1.85   0.95   0.89   0.81   0.75
+          grouped 16            2.01   0.98   0.97   0.96   0.99
+          grouped 32            1.86   0.99   0.96   0.99   0.99
+          4 rows, 8      2.32   1.46   0.84   0.76
+          4 rows, 32            2.07   0.94   0.96   0.80   0.84
+    bf16  grouped 16            1.93   0.98   0.97   0.98   0.99
+          grouped 32            1.71   0.96   0.97   0.96   1.00
+          4 rows, 8      2.33   1.46   0.79   0.75
+    f32   striped 8      0.96   1.84   0.97   0.95   0.96   1.00
+          striped 32            1.86   0.94   0.96   0.93   0.98
+          grouped 8      0.95   1.89   0.94   0.96   0.93   0.99
+          grouped 32            1.91   0.96   0.59   0.93   0.97
+          4 rows, 8      1.19   1.62   0.92   0.97
+          4 rows, 32            1.87   0.96   0.64   0.97   1.00
 
 The gradients keep four values. A program takes four rows where there are many: their parts of the
 weight's gradient are a quarter of the memory (4096 x 1009 f16: 10.7 ms instead of 15.3 with one
@@ -50,15 +55,21 @@ CPU_VALUES: dict[DType, tuple[tuple[int, int], ...]] = {
     f16: ((32768, 16),),
     bf16: ((32768, 16),),
 }
-# Values per thread on CUDA, in groups of 16 bytes.
+# Values per thread on CUDA, in groups of 16 bytes; by the block where it matters.
 CUDA_GROUPED: dict[DType, int] = {f32: 8, f16: 32, bf16: 32}
+CUDA_GROUPED_AT = {(f32, 1024): 32, (f16, 2048): 16} | {
+    (bf16, block): 16 for block in (1024, 2048, 4096)
+}
 CUDA_STRIPED = 32
 _GROUP_BYTES = 16
 # On a CPU: rows a program takes of f16 and bf16 where they fill their block.
 CPU_ROWS = {32: 8, 64: 4, 128: 4, 256: 4}
-# On CUDA: a row of 256 in 32 threads makes threadgroups so small that starting them is the limit.
-CUDA_ROWS = {(f32, 256): 4, (f16, 256): 4, (bf16, 256): 4, (f32, 2048): 4}
-CUDA_ROWS_VALUES = 8
+# On CUDA: rows of a program, and the values of a thread. A row of 256 in 32 threads makes
+# threadgroups so small that starting them is the limit.
+CUDA_ROWS = {(dtype, 256): (4, 8) for dtype in CUDA_GROUPED} | {
+    (f32, 2048): (4, 8),
+    (f32, 4096): (4, 32),
+}
 _MANY_ROWS = 1024
 _ROWS_TOGETHER = 4
 
@@ -87,8 +98,9 @@ def row_layout(backend: str, dtype: DType, columns: int, block: int) -> ThreadLa
         return ThreadLayout.identity(block, _values(wanted, block))
     if backend == "cuda":
         near = _GROUP_BYTES // dtype.bytes
-        if columns % near == 0 and block // SIMD_WIDTH >= near:
-            return grouped_layout(block, _values(CUDA_GROUPED[dtype], block), near)
+        if (columns % near == 0 or dtype == f32) and block // SIMD_WIDTH >= near:
+            wanted = CUDA_GROUPED_AT.get((dtype, block), CUDA_GROUPED[dtype])
+            return grouped_layout(block, _values(wanted, block), near)
         return ThreadLayout.identity(block, _values(CUDA_STRIPED, block))
     return None
 
@@ -99,14 +111,15 @@ def rows_together(backend: str, dtype: DType, rows: int, columns: int) -> int:
     if backend == "cpu" and dtype != f32:
         together = CPU_ROWS.get(columns, 1)
     elif backend == "cuda":
-        together = CUDA_ROWS.get((dtype, columns), 1)
+        together, _ = CUDA_ROWS.get((dtype, columns), (1, 0))
     return together if rows % together == 0 else 1
 
 
 def rows_layout(backend: str, dtype: DType, rows: int, columns: int) -> ThreadLayout:
     """The layout in which the forward kernel holds several rows, which fill their blocks."""
     if backend == "cuda":
-        return grouped_layout(columns, CUDA_ROWS_VALUES, _GROUP_BYTES // dtype.bytes, rows)
+        _, values = CUDA_ROWS[dtype, columns]
+        return grouped_layout(columns, values, _GROUP_BYTES // dtype.bytes, rows)
     # The same columns of all rows in each of 32 threads.
     return ThreadLayout.identity(rows * columns, rows * columns // SIMD_WIDTH)
 
