@@ -41,8 +41,7 @@ def choose(item: Convert, found: Sequence[Exchange], schedule: Schedule) -> Chos
             item.loc,
             "use conversion='auto', which takes threadgroup memory where it must",
         )
-    if schedule.staging == "device":
-        legal = [each for each in legal if not each.rounds]
+    legal = [each for each in legal if is_allowed(each, schedule)]
     if not legal:
         raise CompileError(
             f"[convert_layout] Schedule(staging='device'): {_change(item)} needs an exchange "
@@ -56,6 +55,12 @@ def choose(item: Convert, found: Sequence[Exchange], schedule: Schedule) -> Chos
     considered = tuple(replace(x, cost=replace(x.cost, grouped=gained)) for x in found)
     chosen = considered[list(found).index(best)]
     return Chosen(chosen, considered, _reason(len(found), len(legal), schedule))
+
+
+def is_allowed(exchange: Exchange, schedule: Schedule) -> bool:
+    """Whether a schedule allows it."""
+    is_staged = schedule.staging != "device" or not exchange.rounds
+    return is_staged and is_wanted(exchange, schedule.conversion)
 
 
 def is_wanted(exchange: Exchange, conversion: str) -> bool:

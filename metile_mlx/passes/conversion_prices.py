@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,10 +10,10 @@ from metile_mlx.dtypes import DType
 from metile_mlx.errors import CompileError
 from metile_mlx.ir.core import Func, Value
 from metile_mlx.ir.types import TileType
-from metile_mlx.layout.exchange import Memory, exchanges
+from metile_mlx.layout.exchange import exchanges
 from metile_mlx.layout.thread_layout import ThreadLayout, transition
-from metile_mlx.passes.conversion_choice import is_wanted
-from metile_mlx.passes.plan_conversions import WIRE, capacities
+from metile_mlx.passes.conversion_choice import is_allowed
+from metile_mlx.passes.plan_conversions import WIRE, Survey, memory, survey
 from metile_mlx.passes.plan_reductions import partial_bytes
 
 Sum = tuple[int, int, int]
@@ -59,28 +58,39 @@ class Prices:
         return self.known[key]
 
     @cached_property
-    def capacities(self) -> Mapping[DType, int]:
+    def survey(self) -> Survey | None:
+        """What is planned of the kernel as it is; None where the schedule refuses that."""
         try:
-            return capacities(self.func, self.ctx)
+            return survey(self.func, self.ctx)
         except CompileError:
             # Something has to go before it can be planned; then there is memory for the rest.
-            return {}
+            return None
+
+    @cached_property
+    def whole(self) -> int:
+        """Bytes of threadgroup memory that conversions may use together."""
+        return self.ctx.target.threadgroup_bytes - partial_bytes(self.func)
+
+    def hold(self, made: Func) -> bool:
+        """Whether a kernel made of this one has no more barriers, as the planner counts them.
+
+        Prices are those of this kernel's scratch. What another needs may be divided otherwise
+        between dtypes, and a dtype that gets less takes more rounds.
+        """
+        if self.survey is None or all(s >= self.whole for s in self.survey.capacities.values()):
+            # Each conversion had all of the memory, and needs no more of it than before.
+            return True
+        return survey(made, self.ctx).barriers <= self.survey.barriers
 
     def _price(self, source: ThreadLayout, destination: ThreadLayout, wire: DType) -> Price:
         moves = transition(source, destination)
         if moves.is_identity:
             return Price()
-        whole = self.ctx.target.threadgroup_bytes - partial_bytes(self.func)
-        bytes_ = self.capacities.get(wire, whole)
-        banks = self.ctx.target.language != "cpp"
-        memory = Memory(wire.bytes, max(bytes_ // wire.bytes, self.func.threads), banks)
-        schedule = self.ctx.schedule
-        legal = [
-            each.cost
-            for each in exchanges(moves, self.func.threads, memory)
-            if is_wanted(each, schedule.conversion)
-            and not (schedule.staging == "device" and each.rounds)
-        ]
+        known = {} if self.survey is None else self.survey.capacities
+        # One register of all threads is planned for even where it does not fit.
+        bytes_ = max(known.get(wire, self.whole), self.func.threads * wire.bytes)
+        found = exchanges(moves, self.func.threads, memory(wire, bytes_, self.ctx.target))
+        legal = [each.cost for each in found if is_allowed(each, self.ctx.schedule)]
         if not legal:
             return Price(refused=1)
         cost = min(legal, key=lambda each: each.total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from metile_mlx.context import Context
@@ -17,6 +18,7 @@ from metile_mlx.layout.thread_layout import ThreadLayout, transition
 from metile_mlx.passes.conversion_choice import Chosen, choose, report
 from metile_mlx.passes.plan_reductions import partial_bytes
 from metile_mlx.report import Allocation
+from metile_mlx.target import Target
 
 WIRE = {bool_: u32, bf16: u16}
 """How a dtype travels between threads, where not as itself (SPEC C3)."""
@@ -41,14 +43,34 @@ def plan_conversions(func: Func, ctx: Context) -> Func:
     return rewrite(func, planner.rule)
 
 
-def capacities(func: Func, ctx: Context) -> dict[DType, int]:
-    """Bytes of scratch that conversions of each dtype that travels are planned with.
+@dataclass(frozen=True)
+class Survey:
+    """What the planner would make of a program.
+
+    Attributes:
+        capacities: bytes of scratch that conversions of each dtype that travels are planned with.
+        barriers: of all conversions, each as often as its rounds ask for.
+    """
+
+    capacities: Mapping[DType, int]
+    barriers: int
+
+
+def survey(func: Func, ctx: Context) -> Survey:
+    """Plan without writing anything.
 
     Raises:
         CompileError: as `plan_conversions`.
     """
     conversions = [item for item in walk(func.body) if isinstance(item, Convert)]
-    return _Planner(func, conversions, ctx).caps
+    planner = _Planner(func, conversions, ctx)
+    exchanges = [plan.exchange for plan in planner.plans.values()]
+    return Survey(planner.caps, sum(x.cost.barriers for x in exchanges if x is not None))
+
+
+def memory(wire: DType, bytes_: int, target: Target) -> Memory:
+    """Scratch of so many bytes; the C++ of a CPU has no banks."""
+    return Memory(wire.bytes, bytes_ // wire.bytes, banks=target.language != "cpp")
 
 
 class _Planner:
@@ -87,9 +109,8 @@ class _Planner:
         moves = transition(source, item.layout)
         if moves.is_identity:
             return Chosen(None, (), "source and destination have the same owners")
-        banks = self.ctx.target.language != "cpp"
-        memory = Memory(wire.bytes, cap // wire.bytes, banks)
-        return choose(item, exchanges(moves, self.threads, memory), self.ctx.schedule)
+        found = exchanges(moves, self.threads, memory(wire, cap, self.ctx.target))
+        return choose(item, found, self.ctx.schedule)
 
     def rule(self, item: Op, b: Builder) -> Value | None:
         if not isinstance(item, Convert):

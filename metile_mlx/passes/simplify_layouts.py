@@ -25,7 +25,8 @@ from metile_mlx.ir.tile import (
 )
 from metile_mlx.ir.types import TileType
 from metile_mlx.layout.thread_layout import ThreadLayout
-from metile_mlx.passes.conversion_choice import Chosen, report
+from metile_mlx.passes.conversion_choice import Chosen
+from metile_mlx.passes.conversion_choice import report as conversion_fact
 from metile_mlx.passes.conversion_prices import Price, Prices, Sum
 from metile_mlx.report import LayoutOptimization, place
 
@@ -46,15 +47,20 @@ def simplify_layouts(func: Func, ctx: Context) -> Func:
 
     A conversion that stays stays where it stood, so nothing moves across an access to memory.
     Barriers never become more, nor does the cost of all conversions together, as the planner will
-    choose them. Returns `func` itself where nothing applies. Appends a LayoutOptimization for each
-    change to the report.
+    choose them. Returns `func` itself where nothing applies, or where scratch is so short that the
+    rest would take more barriers. Appends a LayoutOptimization for each change to the report.
     """
     if not any(isinstance(item, Convert) for item in walk(func.body)):
         return func
-    prices = Prices(func, ctx)
-    func = _drop_unused(func, ctx, prices)
-    func = rewrite(func, _Uniform(ctx, prices).rule)
-    return rewrite(func, _Sources(func, ctx, prices).rule)
+    prices, report = Prices(func, ctx), ctx.report
+    said = len(report.layout_optimizations), len(report.layout_conversions)
+    made = _drop_unused(func, ctx, prices)
+    made = rewrite(made, _Uniform(ctx, prices).rule)
+    made = rewrite(made, _Sources(made, ctx, prices).rule)
+    if made is func or prices.hold(made):
+        return made
+    del report.layout_optimizations[said[0] :], report.layout_conversions[said[1] :]
+    return func
 
 
 def _drop_unused(func: Func, ctx: Context, prices: Prices) -> Func:
@@ -202,7 +208,7 @@ class _Sources:
             kind = "identity"
             # Such a conversion is listed among those that were asked for, too (SPEC C1).
             none = Chosen(None, (), "source and destination have the same owners")
-            self.ctx.report.layout_conversions.append(report(item, none, None))
+            self.ctx.report.layout_conversions.append(conversion_fact(item, none, None))
         proof = f"{self._chain(item.result)}: the tile and the owners of {_name(copy.value)}"
         _record(self.ctx, self.prices, kind, item, _name(copy.value), proof)
 
