@@ -111,7 +111,7 @@ from metile_mlx.vmap import vmap
 if TYPE_CHECKING:
     from metile_mlx import nn
     from metile_mlx.nn import add_rms_norm, rms_norm
-    from metile_mlx.patching import patch
+    from metile_mlx.patching import PatchReport, patch
 
 __version__ = "0.1.0.dev0"
 
@@ -131,6 +131,7 @@ __all__ = [
     "MetileError",
     "OutOfResources",
     "OwnershipError",
+    "PatchReport",
     "Pointer",
     "Scalar",
     "Schedule",
@@ -215,11 +216,12 @@ __all__ = [
 ]
 
 
+_OF_PATCHING = ("PatchReport", "patch")
 _LAZY = frozenset(
     {
+        *_OF_PATCHING,
         "add_rms_norm",
         "nn",
-        "patch",
         "rms_norm",
     }
 )
@@ -229,6 +231,6 @@ def __getattr__(name: str) -> Any:
     """`nn` and what uses it, at first use: its kernels are written with this package."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module("metile_mlx.patching" if name == "patch" else "metile_mlx.nn")
+    module = import_module("metile_mlx.patching" if name in _OF_PATCHING else "metile_mlx.nn")
     found = globals()[name] = module if name == "nn" else getattr(module, name)
     return found

@@ -31,7 +31,7 @@ CASES = [
     ("llama", BF16),
 ]
 # Norms of each kind of model, per layer and for all.
-NORMS = {"llama": 2, "qwen2": 2, "qwen3": 4, "gemma": 2, "gemma2": 4, "gemma3": 6, "phi3": 2}
+NORMS = {"llama": 2, "qwen2": 2, "qwen3": 4, "gemma": 2, "gemma2": 4, "gemma3_text": 6, "phi3": 2}
 NORMS |= {"mixtral": 2}
 
 
