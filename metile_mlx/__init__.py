@@ -111,7 +111,8 @@ from metile_mlx.vmap import vmap
 if TYPE_CHECKING:
     from metile_mlx import nn
     from metile_mlx.nn import add_rms_norm, rms_norm
-    from metile_mlx.patching import PatchReport, patch
+    from metile_mlx.patching import patch
+    from metile_mlx.patching.report import PatchReport
 
 __version__ = "0.1.0.dev0"
 
