@@ -13,18 +13,13 @@ from metile_mlx.ir.core import Op
 from metile_mlx.ir.metal import Extract, LoadGroup, Print, SimdReduce, StoreGroup, Unary
 from metile_mlx.ir.types import PointerType, ScalarType
 
+# Those of metile_cpu_math.h and metile_cpu_trig.h, which vectorise where libm's are called by lane.
+_OWN = ("exp", "exp2", "log", "log2", "sigmoid", "tanh", "erf", "sin", "cos")
 _FUNCTIONS = {
     "rsqrt": "1.0f / std::sqrt({})",
     "abs": "std::fabs({})",
-    "sigmoid": "metile_sigmoid({})",
+    **{name: f"metile_{name}({{}})" for name in _OWN},
 }
-_SIGMOID = """\
-// 1 / (1 + exp(-x)) without overflow, with full relative precision in both tails.
-static inline float metile_sigmoid(float x) {
-  const float e = std::exp(-std::fabs(x));
-  return (x < 0.0f ? e : 1.0f) / (1.0f + e);
-}
-"""
 _UNROLL = """\
 #if defined(__clang__)
 #define METILE_UNROLL _Pragma("unroll")
@@ -91,7 +86,6 @@ def _simd(kind: CombineKind, dtype: DType) -> str:
 
 HELPERS = {
     "print": "#include <cstdio>\n",
-    "sigmoid": _SIGMOID,
     "unroll": _UNROLL,
     "unroll_small": _UNROLL_SMALL,
     **{simd_helper(kind, dtype): _simd(kind, dtype) for kind in CombineKind for dtype in REDUCED},
@@ -102,15 +96,11 @@ _HALVES = frozenset({f16, bf16})
 TAKEN = (
     *("buffers", "scalars", "grid", "begin", "end", "thread", "lane", "group", "high", "low"),
     *("holds", "program", "program_x", "program_y", "program_z", "metile_run", "metile_entry"),
-    *("METILE_UNROLL", "METILE_UNROLL_SMALL", "metile_scalar"),
-    *(
-        "metile_sigmoid",
-        "metile_below_i32",
-        "metile_below_u32",
-        "metile_f32_bits",
-        "metile_bits_f32",
-        "metile_f16_to_f32",
-    ),
+    *("METILE_UNROLL", "METILE_UNROLL_SMALL", "METILE_MADD", "metile_scalar"),
+    *("METILE_CPU_H", "METILE_CPU_MATH_H", "METILE_CPU_TRIG_H"),
+    *(f"metile_{name}" for name in _OWN),
+    *("metile_below_i32", "metile_below_u32"),
+    *("metile_f32_bits", "metile_bits_f32", "metile_f16_to_f32"),
     *("metile_f32_to_f16", "metile_bf16_to_f32", "metile_f32_to_bf16"),
     *(f"metile_{simd_helper(kind, dtype)}" for kind in CombineKind for dtype in REDUCED),
 )
@@ -165,8 +155,6 @@ class CppValues(CStyle):
         return text if dtype == f32 else f"metile_f32_to_{dtype}({text})"
 
     def function(self, name: str, *arguments: str) -> str:
-        if name in HELPERS:
-            self.helpers.add(name)
         return _FUNCTIONS.get(name, f"std::{name}({{}})").format(", ".join(arguments))
 
     def nan_or(self, text: str, test: str) -> str:

@@ -28,10 +28,10 @@ KERNEL_FLAGS = (
     f"{_NATIVE} -fPIC -shared -pipe -w"
 ).split()
 
-HEADER = Path(__file__).with_name("metile_cpu.h")
+HEADERS = ("metile_cpu.h", "metile_cpu_math.h", "metile_cpu_trig.h")
 PROBE = """
 extern "C" void metile_probe(const uint16_t* in, float* out) {
-  for (int i = 0; i < 32; ++i) out[i] = std::exp(metile_f16_to_f32(in[i]));
+  for (int i = 0; i < 32; ++i) out[i] = metile_exp(metile_f16_to_f32(in[i]));
 }
 """
 
@@ -111,8 +111,10 @@ class Toolchain:
 
 @functools.cache
 def prelude() -> str:
-    """The text of `metile_cpu.h`, which stands before every kernel."""
-    return HEADER.read_text(encoding="utf-8")
+    """The text of the headers, which stands before every kernel."""
+    folder = Path(__file__).parent
+    lines = "".join((folder / name).read_text(encoding="utf-8") for name in HEADERS).splitlines()
+    return "\n".join([line for line in lines if not line.startswith('#include "')] + [""])
 
 
 def find() -> Toolchain:
