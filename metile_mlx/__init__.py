@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from metile_mlx import emulator, testing
+from metile_mlx.autotune import Autotuned, autotune
 from metile_mlx.context import Schedule
 from metile_mlx.dispatch import Dispatch, Empty, empty
 from metile_mlx.errors import (
@@ -106,6 +107,7 @@ from metile_mlx.frontend.language import (
 from metile_mlx.kernel import Kernel, Launcher, kernel
 from metile_mlx.report import ExecutionReport
 from metile_mlx.runtime.export import ExportWarning, export
+from metile_mlx.tuning import TuningReport
 from metile_mlx.vmap import vmap
 
 if TYPE_CHECKING:
@@ -118,6 +120,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "Array",
+    "Autotuned",
     "BackendError",
     "CompileError",
     "DType",
@@ -139,12 +142,14 @@ __all__ = [
     "Tensor",
     "ThreadLayout",
     "Tile",
+    "TuningReport",
     "UnsupportedError",
     "VerificationError",
     "abs",
     "add_rms_norm",
     "arange",
     "argmax",
+    "autotune",
     "barrier",
     "bf16",
     "bool_",

@@ -67,3 +67,15 @@ def cache_dir() -> Path:
 def compiler() -> str | None:
     """`CXX`: the C++ compiler of the cpu backend; None leaves the choice to the backend."""
     return os.environ.get("CXX", "").strip() or None
+
+
+def verbose() -> bool:
+    """`METILE_VERBOSE`: `1` says on standard error what takes time, on a terminal or not.
+
+    Raises:
+        MetileError: neither that nor `0`.
+    """
+    value = os.environ.get("METILE_VERBOSE", "").strip() or "0"
+    if value not in ("0", "1"):
+        raise MetileError(f"METILE_VERBOSE={value!r}; expected 0 or 1")
+    return value == "1"

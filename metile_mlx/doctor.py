@@ -34,6 +34,7 @@ VARIABLES = {
     "METILE_DUMP": "steps to print",
     "METILE_DUMP_DIR": "folder that receives the dumps",
     "METILE_VERIFY": "0 turns the verifiers off, 1 is the default, full adds the longest",
+    "METILE_VERBOSE": "1 tells on standard error what is tuned",
     "XDG_CACHE_HOME": "parent of the cache folder",
     "CXX": "C++ compiler of the cpu backend",
 }
@@ -124,7 +125,7 @@ def examine(backends: Mapping[str, Backend] = BACKENDS) -> Diagnosis:
     """Look at everything. Raises nothing: what is wrong is part of the findings."""
     states = [_backend_state(name, backends.get(name)) for name in config.BACKENDS]
     return Diagnosis(
-        versions=_versions(),
+        versions=versions(),
         machine=_machine({state.name for state in states if state.available}),
         backends=states,
         default=_default(states),
@@ -249,7 +250,8 @@ def _environment() -> dict[str, tuple[str, str]]:
     }
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of this package and what it runs on, or why there is none."""
     try:
         own = importlib.metadata.version("metile-mlx")
     except importlib.metadata.PackageNotFoundError:

@@ -156,7 +156,7 @@ class Kernel:
         self, grid: Grid, values: list[Any], backend: Backend, options: Options
     ) -> tuple[object, tuple[Any, ...]]:
         """What tells the dispatch of these values from others, and their scalars, converted."""
-        constexprs = tuple([_token(values[i]) for i, _ in self._constexprs])
+        constexprs = tuple([token(values[i]) for i, _ in self._constexprs])
         facts: list[object] = []
         scalars: list[Any] = []
         for index, parameter in self._runtime:
@@ -216,7 +216,7 @@ class Kernel:
         def key() -> object:
             return (
                 tuple(specs.items()),
-                tuple([(name, _token(value)) for name, value in constants.items()]),
+                tuple([(name, token(value)) for name, value in constants.items()]),
                 self.definition.environment(),
             )
 
@@ -317,7 +317,7 @@ class Launcher:
             BackendError: the backend asked for can't run here.
         """
         kernel = self._kernel
-        place = _backend(backend, target, stream, compile_only=False)
+        place = backend_of(backend, target, stream, compile_only=False)
         values = kernel.bind(args, kwargs)
         options = kernel.options(schedule, math_mode, stream, values)
         dispatch, scalars = kernel.dispatch(self._grid, values, place, options)
@@ -340,7 +340,7 @@ class Launcher:
         (`.msl`) on a machine without Metal.
         """
         kernel = self._kernel
-        place = _backend(backend, target, stream, compile_only=backend is None)
+        place = backend_of(backend, target, stream, compile_only=backend is None)
         values = kernel.bind(args, kwargs)
         options = kernel.options(schedule, math_mode, stream, values)
         dispatch, scalars = kernel.dispatch(self._grid, values, place, options)
@@ -379,7 +379,9 @@ def kernel(
     return lambda f: Kernel(f, default, relaxed)
 
 
-def _backend(backend: str | None, target: str | None, stream: Place, compile_only: bool) -> Backend:
+def backend_of(
+    backend: str | None, target: str | None, stream: Place, compile_only: bool
+) -> Backend:
     if backend is not None and target not in (None, backend):
         raise LaunchError(
             f"backend={backend!r} and target={target!r} are given; expected one, or the same",
@@ -414,7 +416,7 @@ def _checked_schedule(schedule: Schedule | None, default: Schedule) -> Schedule:
     return schedule
 
 
-def _token(value: object) -> Hashable:
+def token(value: object) -> Hashable:
     """The key of a constexpr: equal exactly when the front end sees the same value.
 
     An inline function brings the outside values that its body reads.

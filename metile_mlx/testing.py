@@ -229,8 +229,8 @@ class _Judge:
         if not bitwise:
             rtol = rtol if self._limits[0] is None else self._limits[0]
             atol = atol if self._limits[1] is None else self._limits[1]
-        a, b = _numbers(expected), _numbers(found)
-        differs = _bits(expected) != _bits(found) if bitwise else _beyond(a, b, rtol, atol)
+        a, b = numbers(expected), numbers(found)
+        differs = _bits(expected) != _bits(found) if bitwise else beyond(a, b, rtol, atol)
         wrong = np.flatnonzero(differs)
         difference = None
         if wrong.size:
@@ -241,7 +241,7 @@ class _Judge:
         return Comparison(run, out.param, bitwise, rtol, atol, _largest(a, b), difference)
 
 
-def _numbers(x: mx.array) -> NDArray[Any]:
+def numbers(x: mx.array) -> NDArray[Any]:
     """The elements, flat; bf16 as f32."""
     return np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x).reshape(-1)
 
@@ -253,7 +253,7 @@ def _bits(x: mx.array) -> NDArray[Any]:
     return np.array(mx.contiguous(mx.reshape(x, (-1,))).view(unsigned))
 
 
-def _beyond(a: NDArray[Any], b: NDArray[Any], rtol: float, atol: float) -> NDArray[np.bool_]:
+def beyond(a: NDArray[Any], b: NDArray[Any], rtol: float, atol: float) -> NDArray[np.bool_]:
     same: NDArray[np.bool_] = (a == b) | ((a != a) & (b != b))
     if a.dtype.kind != "f" and rtol == atol == 0:
         return ~same

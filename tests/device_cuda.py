@@ -280,7 +280,7 @@ def summary(outcomes: Sequence[Outcome], lost: Sequence[str], seconds: float) ->
         "format": 1,
         "ok": bool(outcomes) and not lost and all(o.status != "fail" for o in outcomes),
         "device": {k: str(v) for k, v in mx.device_info().items()},
-        "versions": dict(doctor._versions()),
+        "versions": dict(doctor.versions()),
         "seconds": round(seconds, 1),
         "lost": list(lost),
         "modules": modules,

@@ -141,7 +141,7 @@ def functions(module: ModuleType) -> Mapping[str, object]:
 def test_every_function_of_the_language_has_a_rule() -> None:
     """SPEC K3: a stub without a rule would be a name that no kernel can call."""
     # These are called on the host, around kernels.
-    host = {"kernel", "empty", "export", "vmap", "inline", "patch", *metile.nn.__all__}
+    host = {"kernel", "empty", "export", "vmap", "inline", "autotune", "patch", *metile.nn.__all__}
     missing = [
         name
         for name, item in functions(metile).items()

@@ -13,7 +13,7 @@ from metile_mlx.errors import CompileError, Loc
 from metile_mlx.frontend.environment import Environment, Names
 from metile_mlx.frontend.scope import chain, references
 from metile_mlx.frontend.source import Source, read_source
-from metile_mlx.frontend.values import MISSING
+from metile_mlx.frontend.values import MISSING, Identity
 
 if TYPE_CHECKING:
     constexpr: TypeAlias = Any
@@ -111,6 +111,12 @@ class Definition:
         """
         return self._environment.snapshot()
 
+    def text(self) -> str:
+        """All that decides what this means, as text: equal in another process for equal kernels."""
+        return "\n".join(
+            [*self.source.lines, *(f"{name}: {_stable(key)}" for name, key in self.environment())]
+        )
+
     def __repr__(self) -> str:
         return f"<definition of {self.name} at {self.loc}>"
 
@@ -147,6 +153,14 @@ def inline(fn: Callable[P, R]) -> InlineFunction[P, R]:
         CompileError: no source text, or parameters it can't have.
     """
     return InlineFunction(fn)
+
+
+def _stable(key: object) -> str:
+    """The text of an outside value: of an inline function its source, of other objects the name."""
+    if not isinstance(key, Identity):
+        return repr(key)
+    inner = _inlined(key.item)
+    return "\n".join(inner.source.lines) if inner else getattr(key.item, "__name__", "")
 
 
 def _inlined(value: object) -> Definition | None:
