@@ -87,6 +87,27 @@ def test_every_drawing_is_tested_and_shown() -> None:
     assert sorted(shown) == sorted(DRAWINGS)
 
 
+def test_every_verifier_has_a_row_in_its_file() -> None:
+    """docs/design.md, Verifiers: a function `check_...` and where it is."""
+    found = {
+        (name, path.name)
+        for path in (ROOT / "metile_mlx" / "verify").glob("*.py")
+        for name in re.findall(r"^def (check_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    table = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## Verifiers")[2]
+    rows = re.findall(r"^\| `(check_\w+)` \| `(\w+\.py)`", table, re.MULTILINE)
+    assert len(found) >= 17
+    assert sorted(rows) == sorted(found)
+
+
+def test_every_module_of_the_ir_has_a_rank() -> None:
+    """docs/design.md, Ranks: the only folder whose modules differ in theirs."""
+    table = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## Ranks")[2]
+    table = table.partition("## The IR")[0]
+    modules = {path.name for path in (ROOT / "metile_mlx" / "ir").glob("[a-z]*.py")}
+    assert set(re.findall(r"`ir/(\w+\.py)`", table)) == modules
+
+
 def test_every_public_name_is_in_the_documentation() -> None:
     said = "\n".join(TEXTS.values())
     missing = [n for n in metile.__all__ if not re.search(rf"\bmetile\.{n}(?!\w)", said)]

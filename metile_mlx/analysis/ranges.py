@@ -86,7 +86,7 @@ class Ranges:
         The index of a loop lies between its bounds; a carried value can be anything. An iteration
         shows that the end lies behind the start.
         """
-        if isinstance(item, Loop):
+        if self._propagate and isinstance(item, Loop):
             start, end = self.of(item.start), self.of(item.end)
             last = max(start.lo, end.hi - 1)
             self._known[item.index] = Interval(start.lo, last)
@@ -95,7 +95,7 @@ class Ranges:
 
     def leave(self, item: Op) -> None:
         """Forget what only the blocks of `item` could know."""
-        if isinstance(item, Loop):
+        if self._propagate and isinstance(item, Loop):
             self._known[item.end] = self._outside.pop()
 
     def record(self, item: Op) -> None:
@@ -109,7 +109,7 @@ class Ranges:
 
     def steps_fit(self, item: Loop) -> bool:
         """Whether the index stays in i32 when it is counted past the end of the loop."""
-        last = self._known[item.index].hi + self.of(item.step).hi
+        last = self.of(item.index).hi + self.of(item.step).hi
         return last <= element(item.index).max
 
     def excludes_wrap(self, kind: BinaryKind, lhs: Value, rhs: Value) -> bool:

@@ -98,7 +98,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class _Pair:
-    """Bits of slots: `after` and `eps` as destination and source thread bit, and so on."""
+    """Bits of slots that cross: after the move register bit `rho` is what thread bit `eps` was, and
+    thread bit `delta` what register bit `omega` was."""
 
     rho: int
     eps: int

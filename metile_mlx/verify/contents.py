@@ -117,7 +117,7 @@ def rows(
 class ThreadContents:
     """The places that each thread's value comes from; a row is an SSA value."""
 
-    def __init__(self, func: Func, values: ThreadValues, choices: frozenset[Loc] | None) -> None:
+    def __init__(self, func: Func, values: ThreadValues, choices: frozenset[Loc]) -> None:
         self.rows = Rows(func.threads)
         self.values = values
         self.choices = choices
@@ -164,6 +164,6 @@ class ThreadContents:
         """Whether it is a select between registers, by the thread index."""
         return (
             isinstance(item, metal.Select)
-            and (self.choices is None or item.loc in self.choices)
+            and item.loc in self.choices
             and self.values.evaluate(item.condition) is not None
         )

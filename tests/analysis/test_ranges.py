@@ -14,6 +14,7 @@ from metile_mlx.dtypes import DType, bool_, f32, i32, u32, u64
 from metile_mlx.ir import metal
 from metile_mlx.ir.arith import BinaryKind, CompareKind, UnaryKind
 from metile_mlx.ir.core import Block, Builder, Func, Op, Value
+from metile_mlx.ir.loops import ThreadFor
 from metile_mlx.ir.types import ScalarType
 from tests.support import profile, simulate
 from tests.support.arithmetic import INTEGER_BINARY, INTEGER_UNARY, NUMPY, Array, binary
@@ -234,3 +235,22 @@ def test_literals_are_their_own_interval() -> None:
     known = Known()
     for number, dtype in ((True, bool_), (-7, i32), (2**32 - 1, u32)):
         assert known.of(metal.Constant(number, dtype)) == (number, number)
+
+
+@pytest.mark.parametrize("propagate", [True, False])
+def test_a_loop_says_nothing_of_its_index_where_only_constants_are_known(propagate: bool) -> None:
+    """To count what ranges are worth, the facts of loops have to be forgotten like all others."""
+    ranges, builder = Ranges(THREADS, propagate), Builder()
+    ends = [builder.add(metal.Constant(end, i32)) for end in (3, 9, 2)]
+    for item in builder.ops:
+        ranges.record(item)
+    end = Value(ScalarType(i32), "n")
+    index = Value(ScalarType(i32), "i")
+    loop = ThreadFor(ends[0], end, ends[2], (), Block((), (index,)))
+    ranges.enter(loop)
+    whole = full(i32)
+    assert ranges.of(index) == (Interval(3, whole.hi - 1) if propagate else whole)
+    assert ranges.of(end) == (Interval(4, whole.hi) if propagate else whole)
+    assert not ranges.steps_fit(loop)
+    ranges.leave(loop)
+    assert ranges.of(end) == whole
