@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from metile_mlx.patching.modules import (
-    Candidate,
-    Place,
-    fusible_norms,
-    is_swapped,
-    method_of,
-    places,
-    refusal,
-)
+from metile_mlx.patching.forms import is_swapped, method_of
+from metile_mlx.patching.modules import Candidate, Place, fusible_norms, places, refusal
 from metile_mlx.patching.operations import Operations
 from metile_mlx.patching.report import Decline
 from metile_mlx.patching.rewriting import KINDS, Rewritten, rewritten

@@ -15,12 +15,10 @@ from functools import partial
 from typing import Any
 
 from metile_mlx.nn.optional import Module
-from metile_mlx.patching.operations import Function, Operations
-from metile_mlx.patching.recognition import norm_form
+from metile_mlx.patching.forms import MARK, form_of, method_of
+from metile_mlx.patching.operations import Operations
 from metile_mlx.patching.rewriting import Site, rewritten
 from metile_mlx.runtime.optional import mx
-
-_MARK = "_metile_swapped"
 
 
 @dataclass
@@ -156,11 +154,6 @@ def refusal(place: Place) -> str | None:
     return None
 
 
-def is_swapped(module: Any) -> bool:
-    """Whether a module runs swapped operations now."""
-    return _MARK in vars(type(module))
-
-
 def fusible_norms(module: Any) -> frozenset[str]:
     """Attributes that hold a norm which can be computed with the sum before it."""
     return frozenset(
@@ -168,12 +161,6 @@ def fusible_norms(module: Any) -> frozenset[str]:
         for key, value in module.items()
         if isinstance(value, Module) and form_of(value) is not None
     )
-
-
-def form_of(module: Any) -> Function | None:
-    """(module, x) -> (weight, eps) of a norm that is `mx.fast.rms_norm` and no more, else None."""
-    kind = type(module)
-    return norm_form(method_of(kind.__mro__[1] if _MARK in vars(kind) else kind))
 
 
 # Classes kept; dropped all at once (F04).
@@ -197,15 +184,10 @@ def _derived(
             "__qualname__": original.__qualname__,
             "__doc__": original.__doc__,
             "__reduce_ex__": _reduced_as(original),
-            _MARK: True,
+            MARK: True,
         }
         made = _classes[key] = type(original)(original.__name__, (original,), members)
     return made
-
-
-def method_of(original: type) -> object:
-    """The method that a call of an instance runs."""
-    return next((vars(c)["__call__"] for c in original.__mro__ if "__call__" in vars(c)), None)
 
 
 def _reduced_as(original: type) -> Callable[[Any, Any], Any]:

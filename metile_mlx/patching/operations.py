@@ -6,10 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from metile_mlx.nn.optional import mlx_nn
-from metile_mlx.nn.rms_norm import rms_norm
-from metile_mlx.patching import rounded_once
-from metile_mlx.runtime.optional import mx
+from metile_mlx.patching import ours, rounded_once
 
 Function: TypeAlias = Callable[..., Any]
 
@@ -26,16 +23,5 @@ class Operations:
     functions: Mapping[str, Function]
 
 
-def known() -> list[tuple[object, str]]:
-    """The functions of MLX that a method may call, and our names for them."""
-    return [
-        (mx.fast.rms_norm, "rms_norm"),
-        (mx.fast.layer_norm, "layer_norm"),
-        (mlx_nn.silu, "silu"),
-        (mlx_nn.gelu, "gelu"),
-        (mlx_nn.gelu_approx, "gelu_approx"),
-    ]
-
-
-OURS = Operations({"rms_norm": rms_norm})
+OURS = Operations(ours.FUNCTIONS)
 ROUNDED_ONCE = Operations(rounded_once.FUNCTIONS)

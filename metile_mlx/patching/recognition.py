@@ -7,42 +7,25 @@ variable never does.
 from __future__ import annotations
 
 import ast
-import copy
 from dataclasses import dataclass
-from functools import lru_cache
 from types import FunctionType
 
-from metile_mlx.patching.operations import Function, known
-from metile_mlx.patching.source import Source, Unreadable, read, rebuilt, unwrapped
+from metile_mlx.nn.optional import mlx_nn
+from metile_mlx.patching.source import Source, Unreadable, read, unwrapped
+from metile_mlx.runtime.optional import mx
 
 GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_approx": "geglu_approx"}
 
 
-@lru_cache(maxsize=1024)
-def norm_form(method: object) -> Function | None:
-    """(self, x) -> (weight, eps) of a method that is only `mx.fast.rms_norm(x, weight, eps)`.
-
-    None for any other. The weight may be an expression, such as Gemma's `1.0 + self.weight`.
-    """
-    try:
-        source = read(method)
-    except Unreadable:
-        return None
-    value, parameters = returned(source), source.parameters
-    if not isinstance(value, ast.Call) or len(parameters) != 2 or len(value.args) == 0:
-        return None
-    given = dict(zip(("x", "weight", "eps"), value.args, strict=False))
-    given |= {k.arg: k.value for k in value.keywords if k.arg is not None}
-    if function_of(source, value.func) != "rms_norm" or set(given) != {"x", "weight", "eps"}:
-        return None
-    nodes = (*ast.walk(given["weight"]), *ast.walk(given["eps"]))
-    names = [node.id for node in nodes if isinstance(node, ast.Name)]
-    if not _is_name(given["x"], parameters[1]) or parameters[1] in names:
-        return None
-    tree = copy.deepcopy(source.tree)
-    pair = ast.Tuple(elts=[given["weight"], given["eps"]], ctx=ast.Load())
-    tree.body = [ast.copy_location(ast.Return(value=pair), value)]
-    return rebuilt(source, tree, {})
+def known() -> list[tuple[object, str]]:
+    """The functions of MLX that a method may call, and our names for them."""
+    return [
+        (mx.fast.rms_norm, "rms_norm"),
+        (mx.fast.layer_norm, "layer_norm"),
+        (mlx_nn.silu, "silu"),
+        (mlx_nn.gelu, "gelu"),
+        (mlx_nn.gelu_approx, "gelu_approx"),
+    ]
 
 
 def returned(source: Source) -> ast.expr | None:
@@ -55,10 +38,6 @@ def returned(source: Source) -> ast.expr | None:
 
 def _is_docstring(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-
-
-def _is_name(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and name == node.id
 
 
 def function_of(source: Source, node: ast.expr) -> str | None:

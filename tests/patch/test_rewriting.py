@@ -10,8 +10,8 @@ import mlx.core as mx
 import pytest
 from mlx import nn
 
+from metile_mlx.patching.forms import norm_form
 from metile_mlx.patching.operations import Operations
-from metile_mlx.patching.recognition import norm_form
 from metile_mlx.patching.rewriting import KINDS, rewritten
 from metile_mlx.patching.rounded_once import FUNCTIONS
 

@@ -1,0 +1,90 @@
+"""What patched methods call: our kernels where they fit, else what the method says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx import nn
+
+from metile_mlx.patching import modules, ours
+from metile_mlx.patching.modules import Candidate, Installation, places
+from metile_mlx.patching.operations import OURS
+from tests.support.public import same_bits
+
+DIMS = 40
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+
+
+class Gemma(nn.RMSNorm):
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.rms_norm(x, 1.0 + self.weight, self.eps)
+
+
+@pytest.fixture(params=[nn.RMSNorm, Gemma])
+def norm(request: pytest.FixtureRequest) -> Any:
+    """A norm with swapped operations."""
+    made = request.param(DIMS)
+    made.weight = mx.random.normal((DIMS,), key=mx.random.key(1))
+    installation = Installation()
+    (place,) = places(made)
+    installation.put([Candidate(place, "norm", ())], OURS)
+    yield made
+    installation.take_out()
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A name for each call of a function of metile_mlx.nn."""
+    calls: list[str] = []
+    function = ours.add_rms_norm
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        calls.append("add_rms_norm")
+        return function(*arguments, **named)
+
+    monkeypatch.setattr(ours, "add_rms_norm", noted)
+    return calls
+
+
+def rows(seed: int, dtype: mx.Dtype, shape: tuple[int, ...] = (2, 3, DIMS)) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sum_and_its_norm_come_from_one_kernel(
+    norm: Any, dtype: mx.Dtype, kernels: list[str]
+) -> None:
+    norm.set_dtype(dtype)
+    a, b = rows(2, dtype), rows(3, dtype)
+    total, normed = ours.add_norm(a, b, norm)
+    assert kernels == ["add_rms_norm"]
+    assert same_bits(total, a + b)
+    expected = type(norm).__mro__[1].__call__(norm, a + b)
+    tolerance = 2 * mx.finfo(dtype).eps
+    assert mx.allclose(normed, expected, rtol=tolerance, atol=tolerance)
+    assert normed.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "other",
+    [1.5, rows(3, mx.float16), rows(3, mx.float32, (3, DIMS)), rows(3, mx.float32, (1, 1, 1))],
+    ids=["scalar", "another dtype", "fewer axes", "one element"],
+)
+def test_terms_that_differ_are_added_by_mlx(norm: Any, other: Any, kernels: list[str]) -> None:
+    a = rows(2, mx.float32)
+    total, normed = ours.add_norm(a, other, norm)
+    assert kernels == []
+    assert same_bits(total, a + other)
+    assert same_bits(normed, norm(a + other))
+
+
+def test_a_norm_that_is_not_swapped_is_called(kernels: list[str]) -> None:
+    a, b = rows(2, mx.float32), rows(3, mx.float32)
+    for norm in (nn.RMSNorm(DIMS), nn.LayerNorm(DIMS), mx.negative):
+        total, normed = ours.add_norm(a, b, norm)
+        assert same_bits(total, a + b)
+        assert same_bits(normed, norm(a + b))
+    assert kernels == []
+    assert modules.refusal(places(nn.RMSNorm(DIMS))[0]) is None
