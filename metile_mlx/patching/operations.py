@@ -15,8 +15,8 @@ Function: TypeAlias = Callable[..., Any]
 class Operations:
     """Functions by name. What is not there is not swapped.
 
-    `rms_norm`, `layer_norm`, `silu`, `gelu` and `gelu_approx` stand for MLX's of these names;
-    `swiglu`, `geglu` and `geglu_approx` take `gate` and `up`; `add_norm` takes two terms and a norm
+    `rms_norm`, `layer_norm`, `silu` and the gelus stand for MLX's of these names; `swiglu` and the
+    geglus take `gate` and `up`; `add_norm` takes two terms and a norm
     module, and returns the sum and its norm.
     """
 

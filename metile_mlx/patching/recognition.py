@@ -14,7 +14,12 @@ from metile_mlx.nn.optional import mlx_nn
 from metile_mlx.patching.source import Source, Unreadable, read, unwrapped
 from metile_mlx.runtime.optional import mx
 
-GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_approx": "geglu_approx"}
+GATES = {
+    "silu": "swiglu",
+    "gelu": "geglu",
+    "gelu_approx": "geglu_approx",
+    "gelu_fast_approx": "geglu_fast_approx",
+}
 
 
 def known() -> list[tuple[object, str]]:
@@ -25,6 +30,7 @@ def known() -> list[tuple[object, str]]:
         (mlx_nn.silu, "silu"),
         (mlx_nn.gelu, "gelu"),
         (mlx_nn.gelu_approx, "gelu_approx"),
+        (mlx_nn.gelu_fast_approx, "gelu_fast_approx"),
     ]
 
 

@@ -3,8 +3,8 @@
 What is looked for, in the syntax tree, whatever classes and attributes are called:
 
     norm        a call of `mx.fast.rms_norm` or `mx.fast.layer_norm`
-    gate        f(a) * b or b * f(a), with f one of MLX's silu, gelu and gelu_approx; also behind a
-                function of two parameters that returns just that, as mlx-lm's `swiglu`
+    gate        f(a) * b or b * f(a), with f MLX's silu or one of its gelus; also behind a function
+                of two parameters that returns just that, as mlx-lm's `swiglu`
     activation  a call of such an f alone
     residual    `h = a + b` with `self.norm(h)` in a later statement of the same block, h not
                 assigned in between; or `self.norm(a + b)`

@@ -52,6 +52,11 @@ def gelu_approx(x: mx.array) -> mx.array:
     return _gelu_approx(_wide(x)).astype(x.dtype)
 
 
+def gelu_fast_approx(x: mx.array) -> mx.array:
+    """As `mlx.nn.gelu_fast_approx`."""
+    return _gelu_fast_approx(_wide(x)).astype(x.dtype)
+
+
 def gated(activation: Callable[[mx.array], mx.array]) -> Callable[[mx.array, mx.array], mx.array]:
     """activation(gate) * up."""
 
@@ -81,15 +86,21 @@ def _gelu_approx(x: mx.array) -> mx.array:
     return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def _gelu_fast_approx(x: mx.array) -> mx.array:
+    return x * mx.sigmoid(1.702 * x)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "rms_norm": rms_norm,
     "layer_norm": layer_norm,
     "silu": silu,
     "gelu": gelu,
     "gelu_approx": gelu_approx,
+    "gelu_fast_approx": gelu_fast_approx,
     "swiglu": gated(_silu),
     "geglu": gated(_gelu),
     "geglu_approx": gated(_gelu_approx),
+    "geglu_fast_approx": gated(_gelu_fast_approx),
     "add_norm": add_norm,
 }
 

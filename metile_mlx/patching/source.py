@@ -82,7 +82,7 @@ def read(function: object) -> Source:
     parsed, compiled = _file(code.co_filename, text)
     tree = parsed.get((code.co_name, code.co_firstlineno))
     if tree is None or code not in compiled:
-        raise Unreadable("its source is not a function definition that compiles to what runs")
+        raise Unreadable("its source is not a function that compiles to what runs")
     if any(_is_private(node) for node in ast.walk(tree)):
         raise Unreadable("it has names that Python mangles, such as self.__x")
     return Source(function, _bare(copy.deepcopy(tree)))
@@ -91,19 +91,32 @@ def read(function: object) -> Source:
 @lru_cache(maxsize=64)
 def _file(
     name: str, text: str
-) -> tuple[dict[tuple[str, int], ast.FunctionDef], frozenset[CodeType]]:
+) -> tuple[dict[tuple[str, int], ast.FunctionDef | None], frozenset[CodeType]]:
     """The function definitions of a file by name and first line, and all code it compiles to."""
     try:
         module = ast.parse(text)
         whole = compile(text, name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return {}, frozenset()
-    found = {
-        (node.name, min([node.lineno, *(d.lineno for d in node.decorator_list)])): node
-        for node in ast.walk(module)
-        if isinstance(node, ast.FunctionDef)
-    }
+    found: dict[tuple[str, int], ast.FunctionDef | None] = {}
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            found[node.name, first] = node
+        elif isinstance(node, ast.Lambda):
+            # Code says the line of a lambda, not which one it is.
+            key = ("<lambda>", node.lineno)
+            found[key] = None if key in found else _defined(node)
     return found, frozenset(_all_code(whole))
+
+
+def _defined(node: ast.Lambda) -> ast.FunctionDef:
+    """A function that returns what a lambda does."""
+    made = ast.parse("def of_lambda(): pass").body[0]
+    assert isinstance(made, ast.FunctionDef)
+    made.args = node.args
+    made.body = [ast.copy_location(ast.Return(value=node.body), node.body)]
+    return ast.copy_location(made, node)
 
 
 def _all_code(code: CodeType) -> Iterator[CodeType]:
