@@ -149,7 +149,8 @@ def refusal(place: Place) -> str | None:
         made = type(original)(original.__name__, (original,), {"__module__": original.__module__})
         object.__setattr__(place.module, "__class__", made)
         object.__setattr__(place.module, "__class__", original)
-    except TypeError as error:
+    except Exception as error:
+        # Whatever its metaclass or __init_subclass__ does; Python itself raises TypeError.
         return str(error)
     return None
 

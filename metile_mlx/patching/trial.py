@@ -28,7 +28,8 @@ class Trial:
 
     def run(self, measure: bool = False) -> PatchReport:
         """Leaves the model with what is kept; as it was, if anything is raised."""
-        candidates, self._report.declines = find(self._model, self._operations)
+        found, self._report.declines = find(self._model, self._operations)
+        candidates = self._with_norms([c for c in found if c.kind != "residual"], found)
         try:
             kept = self._kept(candidates) if candidates else []
             if measure and kept:
@@ -56,17 +57,18 @@ class Trial:
             return candidates
         kept: list[Candidate] = []
         self._bisect(kept, [c for c in candidates if c.kind != "residual"])
-        self._bisect(kept, self._with_norms(kept, [c for c in candidates if c.kind == "residual"]))
+        self._bisect(kept, self._with_norms(kept, candidates)[len(kept) :])
         return kept
 
     def _with_norms(
-        self, kept: Sequence[Candidate], residuals: Sequence[Candidate]
+        self, kept: Sequence[Candidate], candidates: Sequence[Candidate]
     ) -> list[Candidate]:
-        """The residuals whose norms are swapped too; declines the others."""
+        """`kept`, and the residuals among the candidates whose norms are kept; declines others."""
         norms = {id(c.place.module) for c in kept if c.kind == "norm"}
+        residuals = [c for c in candidates if c.kind == "residual"]
         lonely = [c for c in residuals if not {id(norm) for norm in c.norms()} <= norms]
         self._decline(lonely, "the norm of the sum is not swapped")
-        return [c for c in residuals if c not in lonely]
+        return [*kept, *(c for c in residuals if c not in lonely)]
 
     def _allowed(self, candidates: list[Candidate]) -> list[float]:
         """The tolerance of each result; MLX is evaluated in other ways where it is f16 or bf16."""
@@ -142,8 +144,7 @@ class Trial:
                     f"slower: {found.with_it * 1e3:.3f} ms with it, {found.without * 1e3:.3f} ms "
                     "without",
                 )
-                kept = [c for c in without if c.kind != "residual"]
-                kept += self._with_norms(kept, [c for c in without if c.kind == "residual"])
+                kept = self._with_norms([c for c in without if c.kind != "residual"], without)
         return kept
 
     def _put(self, chosen: Sequence[Candidate]) -> None:

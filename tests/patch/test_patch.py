@@ -337,6 +337,39 @@ def test_what_is_slower_is_dropped_when_measured(monkeypatch: pytest.MonkeyPatch
     assert "norm: 2000.000 ms with, 1000.000 ms without, dropped" in str(report)
 
 
+def test_a_measured_patch_names_every_kind_and_says_the_same() -> None:
+    model = made()
+    expected = model(TOKENS)
+    report = metile.patch(model, sample=TOKENS, measure=True)
+    kinds = [m.kind for m in report.measured]
+    assert kinds[0] == "norm"
+    assert {s.kind for s in report.swaps} <= {m.kind for m in report.measured if m.kept}
+    assert all(m.with_it > 0 and m.without > 0 for m in report.measured)
+    assert mx.allclose(model(TOKENS), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_patched_model_compiles_and_a_class_that_refuses_is_left_alone() -> None:
+    class Sealed(nn.RMSNorm):
+        def __init_subclass__(cls) -> None:
+            raise RuntimeError("no subclasses")
+
+    model = made(lambda: Sealed(DIMS))
+    expected = model(TOKENS)
+    report = metile.patch(model, sample=TOKENS)
+    assert {d.reason for d in report.declines if d.kind == "any"} == {
+        "its class can't be derived from: no subclasses"
+    }
+    assert not report
+    assert {d.reason for d in report.declines if d.kind == "residual"} == {
+        "the norm of the sum is not swapped"
+    }
+    plain = made()
+    assert metile.patch(plain, sample=TOKENS)
+    compiled = mx.compile(lambda tokens: plain(tokens))
+    for _ in range(2):
+        assert mx.allclose(compiled(TOKENS), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_measuring_alternates_and_takes_medians() -> None:
     now = [0.0]
     order: list[str] = []
