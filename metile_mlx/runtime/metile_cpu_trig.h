@@ -7,7 +7,7 @@
 // large arguments; a table of 2^e 2/pi needs a gather, which takes longer than libm.
 //
 // Largest error over all arguments, in units of the last place against libm in double, with fused
-// multiply-add and without: sin and cos 1.70 and 2.40 (tests/runtime/test_cpu_math.py).
+// multiply-add and without: 1.60 and 2.50 (tests/runtime/test_cpu_math.py).
 #ifndef METILE_CPU_TRIG_H
 #define METILE_CPU_TRIG_H
 
@@ -50,16 +50,21 @@ static inline metile_turn metile_reduced(uint32_t magnitude) {
   const uint32_t middle = metile_window(b, c, by);
   const uint32_t m = (magnitude & 0x7fffffu) | 0x800000u;
   const uint32_t carried = metile_high_word(m, metile_window(c, d, by));
-  const uint32_t low = m * middle + carried;
+  const uint32_t below = m * middle + carried;
   const uint32_t high = m * metile_window(a, b, by) + metile_high_word(m, middle) +
-                        (low < carried ? 1u : 0u);
-  // `high` and `low` are quarter turns with 62 bits behind the point.
+                        (below < carried ? 1u : 0u);
+  // `high` and `below` are quarter turns with 62 bits behind the point. The rest is taken as its
+  // size and its sign, so that no bit of a tiny one cancels; its last bit may be wrong.
   const uint32_t quarter = (high + 0x20000000u) >> 30;
-  const uint32_t rest = high - (quarter << 30);
-  const float big = (float)(int32_t)(rest & 0xffffff00u) * 0x1p-30f;
-  const float small = (float)(int32_t)(((rest & 0xffu) << 23) | (low >> 9)) * 0x1p-53f;
-  const float below = METILE_MADD(big, -0x1.777a5cp-25f, small * 0x1.921fb6p+0f);
-  const float r = METILE_MADD(big, 0x1.921fb6p+0f, below);
+  const uint32_t signed_rest = high - (quarter << 30);
+  const uint32_t sign = (uint32_t)((int32_t)signed_rest >> 31);
+  const uint32_t rest = signed_rest ^ sign, low = below ^ sign;
+  const float big = (float)(int32_t)(rest & 0xffffffc0u) * 0x1p-30f;
+  const float next = (float)(int32_t)(((rest & 0x3fu) << 25) | (low >> 7)) * 0x1p-55f;
+  const float small = METILE_MADD((float)(int32_t)(low & 0x7fu), 0x1p-62f, next);
+  const float more = METILE_MADD(big, -0x1.777a5cp-25f, small * 0x1.921fb6p+0f);
+  const float size = METILE_MADD(big, 0x1.921fb6p+0f, more);
+  const float r = metile_bits_f32(metile_f32_bits(size) ^ (sign & 0x80000000u));
   const bool is_reduced = magnitude < 0x3f000000u;
   const metile_turn made = {is_reduced ? metile_bits_f32(magnitude) : r, is_reduced ? 0u : quarter};
   return made;
