@@ -75,7 +75,20 @@ def verbose() -> bool:
     Raises:
         MetileError: neither that nor `0`.
     """
-    value = os.environ.get("METILE_VERBOSE", "").strip() or "0"
+    return _switch("METILE_VERBOSE")
+
+
+def autotune() -> bool:
+    """`METILE_AUTOTUNE`: `1` measures the layouts of rows in `metile.nn` where they are first met.
+
+    Raises:
+        MetileError: neither that nor `0`.
+    """
+    return _switch("METILE_AUTOTUNE")
+
+
+def _switch(name: str) -> bool:
+    value = os.environ.get(name, "").strip() or "0"
     if value not in ("0", "1"):
-        raise MetileError(f"METILE_VERBOSE={value!r}; expected 0 or 1")
+        raise MetileError(f"{name}={value!r}; expected 0 or 1")
     return value == "1"

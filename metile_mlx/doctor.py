@@ -29,6 +29,7 @@ from metile_mlx.target import BY_NAME, MAX_TILE, SIMD_WIDTH
 
 # Variable -> what it does. Other METILE_* variables are shown as unknown: likely misspelt.
 VARIABLES = {
+    "METILE_AUTOTUNE": "1 measures the layouts of rows in metile.nn",
     "METILE_BACKEND": "backend of calls that name none",
     "METILE_CACHE_DIR": "folder of compiled code",
     "METILE_DUMP": "steps to print",

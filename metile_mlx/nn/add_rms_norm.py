@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 from metile_kernels.add_rmsnorm import add_rmsnorm, add_rmsnorm_register
 from metile_mlx.dispatch import empty, own_dtype
 from metile_mlx.nn.arrays import Rounding, as_float, check_columns, checked_rounding, result_dtype
-from metile_mlx.nn.layouts import row_block, row_layout
 from metile_mlx.nn.rms_norm import RmsGradients
+from metile_mlx.nn.row_kernels import ready_row
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 from metile_mlx.target import MAX_TILE
@@ -92,15 +92,15 @@ class AddRmsNorm(RmsGradients):
             "WEIGHTED": weight is not None,
         }
         arguments = (x, residual, x if weight is None else weight, *outputs)
+        made: Callable[..., _Pair]
         if columns > MAX_TILE:
             numbers: tuple[Any, ...] = (columns, self._eps)
             made = add_rmsnorm[(rows,)].prepare(*arguments, *numbers, **options, stream=self.stream)
         else:
             numbers = (self._eps,)
-            block, dtype = row_block(columns), own_dtype(self._sum_dtype, "add_rms_norm")
-            made = add_rmsnorm_register[(rows,)].prepare(
-                *arguments, *numbers, **options, N=columns, BLOCK=block, stream=self.stream,
-                LAYOUT=row_layout(backend, dtype, columns, block),
+            made = ready_row(
+                add_rmsnorm_register, (rows,), (*arguments, *numbers), options, backend,
+                own_dtype(self._sum_dtype, "add_rms_norm"), columns, self.stream,
             )  # fmt: skip
         more = (*outputs, *numbers)
         return lambda x, r, w: made(x, r, x if w is None else w, *more)

@@ -105,6 +105,22 @@ def row_layout(backend: str, dtype: DType, columns: int, block: int) -> ThreadLa
     return None
 
 
+def row_layouts(
+    backend: str, dtype: DType, columns: int, block: int
+) -> tuple[ThreadLayout | None, ...]:
+    """Layouts to measure for a row: that of `row_layout`, then other legal ones.
+
+    4 to 32 values of a thread, striped or in groups of 16 bytes, as far as 32 to 1024 threads
+    hold the block so.
+    """
+    near = _GROUP_BYTES // dtype.bytes
+    counts = sorted({_values(wanted, block) for wanted in (4, 8, 16, 32)})
+    striped = [ThreadLayout.identity(block, values) for values in counts]
+    grouped = [grouped_layout(block, values, near) for values in counts if values >= near]
+    found = (row_layout(backend, dtype, columns, block), *striped, *grouped)
+    return tuple(dict.fromkeys(found))
+
+
 def rows_together(backend: str, dtype: DType, rows: int, columns: int) -> int:
     """How many rows a program of the forward kernel takes; a divisor of `rows`."""
     together = 1

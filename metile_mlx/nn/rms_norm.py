@@ -18,11 +18,11 @@ from metile_mlx.nn.kernel_function import KernelFunction
 from metile_mlx.nn.layouts import (
     gradient_rows,
     row_block,
-    row_layout,
     rows_layout,
     rows_together,
 )
 from metile_mlx.nn.norm_weights import weight_gradients
+from metile_mlx.nn.row_kernels import ready_row
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 from metile_mlx.target import MAX_TILE
@@ -147,9 +147,9 @@ class RmsNorm(RmsGradients):
         block, dtype = row_block(columns), own_dtype(x.dtype, "rms_norm")
         together = rows_together(backend, dtype, rows, columns)
         if together == 1:
-            one = rmsnorm_register[(rows,)].prepare(
-                *arguments, eps, **options, N=columns, BLOCK=block, stream=stream,
-                LAYOUT=row_layout(backend, dtype, columns, block),
+            one = ready_row(
+                rmsnorm_register, (rows,), (*arguments, eps), options, backend, dtype, columns,
+                stream,
             )  # fmt: skip
             return lambda x, w: one(x, x if w is None else w, output, eps)
         several = rmsnorm_rows[(rows // together,)].prepare(

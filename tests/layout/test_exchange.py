@@ -187,7 +187,7 @@ def test_c6_the_mixed_bits_save_one_round_of_shuffles_in_two_to_the_k() -> None:
 
 @pytest.mark.parametrize("element_bytes", [2, 4])
 def test_the_degree_of_conflict_is_what_counting_gives(element_bytes: int) -> None:
-    """Any affine map, singular ones too: brute force is the oracle."""
+    """F42: any affine map, singular ones too; brute force is the oracle."""
     rng = Random(element_bytes)
     for _ in range(count(ci=200, full=5000)):
         bits = rng.randrange(5, 11)

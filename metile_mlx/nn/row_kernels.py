@@ -1,0 +1,54 @@
+"""Kernels that hold a row in registers, in the layout of the tables or in a tuned one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from metile_mlx import config
+from metile_mlx.autotune import Autotuned, autotune
+from metile_mlx.dtypes import DType
+from metile_mlx.kernel import Kernel
+from metile_mlx.layout.thread_layout import ThreadLayout
+from metile_mlx.nn.layouts import row_block, row_layout, row_layouts
+from metile_mlx.runtime import export
+from metile_mlx.runtime.backend import Place
+
+# Kernels with sets of layouts; a width has one set for each dtype.
+_KEPT = 64
+
+
+def ready_row(
+    kernel: Kernel,
+    grid: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    options: Mapping[str, Any],
+    backend: str,
+    dtype: DType,
+    columns: int,
+    stream: Place,
+) -> Callable[..., Any]:
+    """A launch of the kernel on arguments like these.
+
+    With `METILE_AUTOTUNE=1` the first call with values measures the layouts that are legal for the
+    row and keeps the fastest (`metile.autotune`); otherwise, and in an export, the tables of
+    `nn/layouts.py` say which it is.
+
+    Args:
+        options: constexprs other than N, BLOCK and LAYOUT.
+        dtype: of the row, which has `columns` elements.
+    """
+    block = row_block(columns)
+    held = {**options, "N": columns, "BLOCK": block}
+    if config.autotune() and export.active_target() is None:
+        launcher = _tuned(kernel, row_layouts(backend, dtype, columns, block))[grid]
+        return lambda *given: launcher(*given, **held, stream=stream)
+    layout = row_layout(backend, dtype, columns, block)
+    return kernel[grid].prepare(*arguments, **held, LAYOUT=layout, stream=stream)
+
+
+@lru_cache(_KEPT)
+def _tuned(kernel: Kernel, layouts: tuple[ThreadLayout | None, ...]) -> Autotuned:
+    first = kernel.definition.params[0].name
+    return autotune([{"LAYOUT": layout} for layout in layouts], key=(first,))(kernel)

@@ -1,0 +1,75 @@
+"""Layouts of rows that are measured where they are first met (SPEC B1, K8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+import metile_mlx as metile
+from metile_kernels.rmsnorm import rmsnorm_register
+from metile_mlx import config
+from metile_mlx.autotune import Autotuned
+from metile_mlx.dtypes import f32
+from metile_mlx.nn import row_kernels
+from metile_mlx.nn.layouts import row_layout, row_layouts
+from metile_mlx.nn.rms_norm import RmsNorm
+
+EPS = 1e-5
+COLUMNS = 128
+
+
+@pytest.fixture
+def tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("METILE_AUTOTUNE", "1")
+    monkeypatch.setenv("METILE_CACHE_DIR", str(tmp_path))
+    RmsNorm._kept.clear()
+    row_kernels._tuned.cache_clear()
+    yield
+    RmsNorm._kept.clear()
+    row_kernels._tuned.cache_clear()
+
+
+def tuned() -> Autotuned:
+    return row_kernels._tuned(rmsnorm_register, row_layouts("cpu", f32, COLUMNS, COLUMNS))
+
+
+def test_rows_are_measured_once_and_come_out_the_same(tuning: None) -> None:
+    x, w = mx.random.normal((5, COLUMNS)), mx.random.normal((COLUMNS,))
+    with mx.stream(mx.cpu):
+        made = metile.rms_norm(x, w, EPS)
+        assert mx.allclose(made, mx.fast.rms_norm(x, w, EPS), atol=1e-5)
+        (report,) = tuned().reports
+        assert report.how.startswith("the fastest of 2")
+        metile.rms_norm(x + 1, w, EPS)
+        assert tuned().reports == (report,)
+        gradient = mx.grad(lambda x: metile.rms_norm(x, w, EPS).sum())(x)
+        expected = mx.grad(lambda x: mx.fast.rms_norm(x, w, EPS).sum())(x)
+        assert mx.allclose(gradient, expected, atol=1e-5)
+
+
+def test_a_traced_call_measures_nothing_and_the_next_one_can(tuning: None) -> None:
+    x, w = mx.random.normal((5, COLUMNS)), mx.random.normal((COLUMNS,))
+    with mx.stream(mx.cpu):
+        made = mx.compile(lambda x: metile.rms_norm(x, w, EPS))(x)
+        assert mx.allclose(made, mx.fast.rms_norm(x, w, EPS), atol=1e-5)
+        assert "nothing was measured" in tuned().reports[0].how
+        metile.rms_norm(x, w, EPS)
+        assert tuned().reports[0].how.startswith("the fastest of 2")
+
+
+def test_the_table_comes_first_and_all_are_legal() -> None:
+    for backend in ("cpu", "cuda", "metal"):
+        for bit in range(5, 16):
+            found = row_layouts(backend, f32, 1 << bit, 1 << bit)
+            assert found[0] == row_layout(backend, f32, 1 << bit, 1 << bit)
+            assert all(held is None or held.size == 1 << bit for held in found)
+            assert len(set(found)) == len(found) <= 10
+
+
+def test_another_value_of_the_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METILE_AUTOTUNE", "yes")
+    with pytest.raises(metile.MetileError, match="METILE_AUTOTUNE='yes'; expected 0 or 1"):
+        config.autotune()
