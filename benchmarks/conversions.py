@@ -39,7 +39,7 @@ from benchmarks.harness import (
     summarise,
 )
 from benchmarks.record import device_line, environment, print_table, verdict, write_json
-from metile_kernels.permutations import bit_reversing, in_fours, rearranged, transposing
+from metile_kernels.permutations import bit_reversing, rearranged, transposing
 
 DTYPES = {"f16": (mx.float16, mx.uint16, np.uint16), "f32": (mx.float32, mx.uint32, np.uint32)}
 MLX, COPY = "mlx", "copy"
@@ -125,7 +125,7 @@ def layouts(tile: Tile) -> dict[str, metile.ThreadLayout]:
             striped = metile.ThreadLayout.identity(tile.size, elements_per_thread=registers)
             found[f"striped {registers}"] = striped
             if registers >= 4:
-                found[f"fours {registers}"] = in_fours(tile.size, registers)
+                found[f"fours {registers}"] = metile.ThreadLayout.grouped(tile.size, registers)
     return found
 
 

@@ -109,17 +109,11 @@ def thread_layout(layout: Layout, case: Case) -> metile.ThreadLayout | None:
     # Several rows have a simdgroup each, at least.
     if own < 32 or not own * layout.rows <= 1024:
         return None
-    bits, low = block.bit_length() - 1, values.bit_length() - 1
-    threads = bits - low
-    near = {"striped": 0, "adjacent": low}.get(layout.kind)
-    if near is None:
-        near = (16 // DTYPES[case.dtype].size).bit_length() - 1
-        if near > low:
-            return None
-    many = layout.rows.bit_length() - 1
-    first = threads + many
-    order = (*range(first, first + near), *range(threads), *range(first + near, bits + many))
-    return metile.ThreadLayout((*order, *range(threads, first)), elements_per_thread=values)
+    most = 16 // DTYPES[case.dtype].size
+    near = {"striped": 1, "adjacent": values}.get(layout.kind, most)
+    if near > values:
+        return None
+    return metile.ThreadLayout.grouped(block, values, near, layout.rows)
 
 
 class Side(Protocol):

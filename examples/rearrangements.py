@@ -18,7 +18,6 @@ from metile_kernels.permutations import (
     bit_reversing,
     hadamard,
     hadamard_in_mlx,
-    in_fours,
     rearranged,
     rearranged_in_mlx,
     transposing,
@@ -27,9 +26,18 @@ from metile_kernels.permutations import (
 ROWS = 256
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 REARRANGEMENTS = {
-    "two 8x8 blocks transposed, 4 elements a thread": (transposing(8, 8, 2), in_fours(128, 4)),
-    "a 64x64 tile transposed, 16 elements a thread": (transposing(64, 64), in_fours(4096, 16)),
-    "bit reversal of 1024, 4 elements a thread": (bit_reversing(1024), in_fours(1024, 4)),
+    "two 8x8 blocks transposed, 4 elements a thread": (
+        transposing(8, 8, 2),
+        metile.ThreadLayout.grouped(128, 4),
+    ),
+    "a 64x64 tile transposed, 16 elements a thread": (
+        transposing(64, 64),
+        metile.ThreadLayout.grouped(4096, 16),
+    ),
+    "bit reversal of 1024, 4 elements a thread": (
+        bit_reversing(1024),
+        metile.ThreadLayout.grouped(1024, 4),
+    ),
 }
 TRANSFORMS = {
     "Hadamard transform of 1024, 4 elements a thread": (None, None),

@@ -4,12 +4,12 @@ A permutation of index bits names the elements of a tile anew where they are; th
 it brings them to the threads that store neighbours. So loads and stores are both contiguous, and
 the compiler finds the cheapest way between.
 
-    from metile_kernels.permutations import in_fours, rearranged, transposing
+    from metile_kernels.permutations import rearranged, transposing
 
     blocks = mx.random.normal((1000, 8, 8))   # two blocks to a program, four elements a thread
     dispatch = rearranged[(500,)].prepare(
         blocks, metile.empty(blocks.shape, blocks.dtype), 500,
-        ORDER=transposing(8, 8, 2), LAYOUT=in_fours(128, 4),
+        ORDER=transposing(8, 8, 2), LAYOUT=metile.ThreadLayout.grouped(128, 4),
     )
 """
 
@@ -19,14 +19,6 @@ import mlx.core as mx
 import numpy as np
 
 import metile_mlx as metile
-
-
-def in_fours(size, registers):
-    """A layout: groups of four neighbours in a thread, the groups of a simdgroup side by side."""
-    bits, held = size.bit_length() - 1, registers.bit_length() - 1
-    threads, low = bits - held, min(held, 2)
-    order = (*range(threads, threads + low), *range(threads), *range(threads + low, bits))
-    return metile.ThreadLayout(order, elements_per_thread=registers)
 
 
 def transposing(rows, columns, tiles=1):
@@ -58,7 +50,7 @@ def rearranged(
         x, out: tiles * LAYOUT.size elements; the last tiles may be partly or wholly missing where
             `tiles` says more than there are programs, never less.
         ORDER: a permutation of the bits of an index into a tile.
-        LAYOUT: who loads and who stores which element; in_fours makes both contiguous.
+        LAYOUT: who loads and who stores which element; groups make both contiguous.
     """
     source = metile.tensor(x, shape=(tiles, LAYOUT.size), access="read")
     result = metile.tensor(out, shape=(tiles, LAYOUT.size), access="write")
@@ -151,7 +143,7 @@ def hadamard_in_mlx(x):
     return x
 
 
-FOURS = in_fours(1024, 4)
+FOURS = metile.ThreadLayout.grouped(1024, 4)
 NEAR = metile.ThreadLayout((2, 3, 4, 5, 6, 7, 0, 8, 9, 1), elements_per_thread=4)
 """Bits 7 and 8 of the element are registers, 0, 1, 2, 6 and 9 lanes, 3, 4 and 5 simdgroups."""
 
@@ -168,7 +160,7 @@ def _bits(dtype, shape):
 def _selftest_rearranged(order, registers, dtype, backend):
     x = _bits(dtype, (3, 1 << len(order)))
     arguments = (x, metile.empty(x.shape, dtype), 3)
-    layout = in_fours(1 << len(order), registers)
+    layout = metile.ThreadLayout.grouped(1 << len(order), registers)
     dispatch = rearranged[3].prepare(*arguments, ORDER=order, LAYOUT=layout, backend=backend)
     return dispatch, arguments, rearranged_in_mlx(x, order), 0
 
@@ -177,7 +169,11 @@ def _selftest_transposed(dtype, backend):
     x = _bits(dtype, (2, 70, 100))
     arguments = (x, metile.empty((2, 100, 70), dtype), 2, 70, 100)
     dispatch = transposed[2, 2, 2].prepare(
-        *arguments, ORDER=transposing(64, 64), TILE=64, LAYOUT=in_fours(4096, 16), backend=backend
+        *arguments,
+        ORDER=transposing(64, 64),
+        TILE=64,
+        LAYOUT=metile.ThreadLayout.grouped(4096, 16),
+        backend=backend,
     )
     return dispatch, arguments, mx.contiguous(mx.transpose(x, (0, 2, 1))), 0
 

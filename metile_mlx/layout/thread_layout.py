@@ -82,6 +82,48 @@ class ThreadLayout:
             )
         return cls(range(count.bit_length() - 1), 0, elements_per_thread)
 
+    @classmethod
+    def grouped(
+        cls, columns: int, elements_per_thread: int, neighbours: int = 4, rows: int = 1
+    ) -> ThreadLayout:
+        """Each thread holds groups of neighbours; the groups of a row lie side by side (SPEC V1).
+
+        Args:
+            columns: elements of a row, a power of two.
+            elements_per_thread: of one row; each row has threads of its own.
+            neighbours: elements of a group: 1 is the layout of `identity`.
+            rows: how many follow each other in the tile.
+
+        Raises:
+            LayoutError: not powers of two, groups larger than what a thread holds, or another rule
+                of SPEC L4 is broken.
+        """
+        given = {
+            "columns": as_int(columns, "[ThreadLayout.grouped] columns"),
+            "elements_per_thread": as_int(elements_per_thread, "[ThreadLayout.grouped] elements"),
+            "neighbours": as_int(neighbours, "[ThreadLayout.grouped] neighbours"),
+            "rows": as_int(rows, "[ThreadLayout.grouped] rows"),
+        }
+        for name, count in given.items():
+            if count < 1 or count & (count - 1):
+                raise LayoutError(
+                    f"[ThreadLayout.grouped] {name} must be a power of two, got {count}"
+                )
+        if not neighbours <= elements_per_thread <= columns:
+            raise LayoutError(
+                f"[ThreadLayout.grouped] {neighbours} neighbours, {elements_per_thread} elements "
+                f"per thread and {columns} columns: expected none larger than the next",
+                hint="a thread holds whole groups, and a row has a thread at least",
+            )
+        bits, group, own, many = (
+            number.bit_length() - 1
+            for number in (columns, neighbours, columns // elements_per_thread, rows)
+        )
+        threads = own + many
+        inner = range(threads, threads + group)
+        row = (*inner, *range(own), *range(inner.stop, bits + many))
+        return cls((*row, *range(own, threads)), 0, elements_per_thread)
+
     @property
     def size(self) -> int:
         """Number of elements of the tile."""

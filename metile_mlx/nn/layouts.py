@@ -100,7 +100,7 @@ def row_layout(backend: str, dtype: DType, columns: int, block: int) -> ThreadLa
         near = _GROUP_BYTES // dtype.bytes
         if (columns % near == 0 or dtype == f32) and block // SIMD_WIDTH >= near:
             wanted = CUDA_GROUPED_AT.get((dtype, block), CUDA_GROUPED[dtype])
-            return grouped_layout(block, _values(wanted, block), near)
+            return ThreadLayout.grouped(block, _values(wanted, block), near)
         return ThreadLayout.identity(block, _values(CUDA_STRIPED, block))
     return None
 
@@ -135,19 +135,9 @@ def rows_layout(backend: str, dtype: DType, rows: int, columns: int) -> ThreadLa
     """The layout in which the forward kernel holds several rows, which fill their blocks."""
     if backend == "cuda":
         _, values = CUDA_ROWS[dtype, columns]
-        return grouped_layout(columns, values, _GROUP_BYTES // dtype.bytes, rows)
+        return ThreadLayout.grouped(columns, values, _GROUP_BYTES // dtype.bytes, rows)
     # The same columns of all rows in each of 32 threads.
     return ThreadLayout.identity(rows * columns, rows * columns // SIMD_WIDTH)
-
-
-def grouped_layout(block: int, values: int, near: int, rows: int = 1) -> ThreadLayout:
-    """`values` elements a thread: groups of `near` neighbours, striped over a row's threads."""
-    bits, many = block.bit_length() - 1, rows.bit_length() - 1
-    own = (block // values).bit_length() - 1
-    threads = own + many
-    inner = threads + near.bit_length() - 1
-    row = (*range(threads, inner), *range(own), *range(inner, bits + many))
-    return ThreadLayout((*row, *range(own, threads)), elements_per_thread=values)
 
 
 def _values(wanted: int, block: int) -> int:

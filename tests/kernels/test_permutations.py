@@ -18,7 +18,6 @@ from metile_kernels.permutations import (
     bit_reversing,
     hadamard,
     hadamard_in_mlx,
-    in_fours,
     rearranged,
     rearranged_in_mlx,
     transposed,
@@ -28,16 +27,16 @@ from tests.support import profile
 from tests.support.public import DTYPES, compile_all, payload, same_bits
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCKS = (transposing(8, 8, 2), in_fours(128, 4))
-TILE = (transposing(64, 64), in_fours(4096, 16))
-REVERSAL = (bit_reversing(1024), in_fours(1024, 4))
+BLOCKS = (transposing(8, 8, 2), metile.ThreadLayout.grouped(128, 4))
+TILE = (transposing(64, 64), metile.ThreadLayout.grouped(4096, 16))
+REVERSAL = (bit_reversing(1024), metile.ThreadLayout.grouped(1024, 4))
 REARRANGEMENTS = {
     "8x8 blocks": BLOCKS,
     "8x8 blocks, striped": (BLOCKS[0], metile.ThreadLayout.identity(128, 4)),
     "64x64 tile": TILE,
-    "16x32 tile": (transposing(16, 32), in_fours(512, 8)),
+    "16x32 tile": (transposing(16, 32), metile.ThreadLayout.grouped(512, 8)),
     "bit reversal": REVERSAL,
-    "bit reversal in one simdgroup": (bit_reversing(1024), in_fours(1024, 32)),
+    "bit reversal in one simdgroup": (bit_reversing(1024), metile.ThreadLayout.grouped(1024, 32)),
 }
 CASES = [
     *((name, dtype) for name in ("8x8 blocks", "bit reversal") for dtype in DTYPES),
@@ -119,7 +118,7 @@ def test_matrices_of_any_extents_are_transposed(shape: tuple[int, int], backend:
 LAYOUTS = {
     "four a thread": {"LAYOUT": FOURS},
     "two layouts": {"LAYOUT": FOURS, "SPLIT": 7, "SECOND": NEAR},
-    "one simdgroup": {"LAYOUT": in_fours(256, 8)},
+    "one simdgroup": {"LAYOUT": metile.ThreadLayout.grouped(256, 8)},
     "one a thread": {"LAYOUT": metile.ThreadLayout.identity(1024)},
 }
 NUMBERS = {name: dtype for name, dtype in DTYPES.items() if name != "bool"}

@@ -466,3 +466,40 @@ def test_the_extremes_of_every_rule_are_legal() -> None:
             layout = ThreadLayout.identity(threads * registers, registers)
             assert (layout.thread_count, layout.size) == (threads, threads * registers)
     assert ThreadLayout(range(5), 31).xor_mask == 31
+
+
+def test_grouped_holds_neighbours_in_a_thread() -> None:
+    """Thread t: elements 4t to 4t + 3, then the same one row of groups further."""
+    held = ThreadLayout.grouped(256, 8)
+    elements = [held.logical_index(3, register) for register in range(8)]
+    assert elements == [12, 13, 14, 15, 140, 141, 142, 143]
+    assert ThreadLayout.grouped(256, 8, 1) == ThreadLayout.identity(256, 8)
+    assert ThreadLayout.grouped(32, 1, 1) == ThreadLayout.identity(32)
+    adjacent = ThreadLayout.grouped(256, 8, 8)
+    assert [adjacent.logical_index(3, register) for register in range(8)] == list(range(24, 32))
+
+
+@pytest.mark.parametrize("neighbours", [1, 2, 8])
+def test_grouped_rows_have_threads_of_their_own(neighbours: int) -> None:
+    held = ThreadLayout.grouped(256, 8, neighbours, rows=4)
+    assert (held.size, held.thread_count) == (1024, 128)
+    for thread in range(128):
+        rows = {held.logical_index(thread, register) // 256 for register in range(8)}
+        assert rows == {thread // 32}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((48, 4), "columns must be a power of two, got 48"),
+        ((256, 3), "elements_per_thread must be a power of two, got 3"),
+        ((256, 8, 0), "neighbours must be a power of two, got 0"),
+        ((256, 8, 4, 6), "rows must be a power of two, got 6"),
+        ((256, 4, 8), "8 neighbours, 4 elements per thread and 256 columns: expected none larger"),
+        ((32, 8, 4), "threads"),
+        ((256, True), "elements must be an integer, got True"),
+    ],
+)
+def test_grouped_says_what_it_takes(given: tuple[int, ...], message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
+        ThreadLayout.grouped(*given)
