@@ -26,7 +26,7 @@ def group_memory(func: Func, ctx: Context) -> Func:
     are taken in fours where the last of them stood: between it and the first stands nothing but the
     access itself and pure work, so no access passes another one. Results stay the Values they were.
     Each group is a fact of the report. `Schedule(vector_width=1)` leaves all as it is (SPEC V3).
-    Branches hold no register tiles, so only the top level is looked at.
+    Branches and loops hold no register tiles, so only the top level is looked at.
 
     On CUDA eight 16-bit neighbours are one access, and the bounds of a declared view stand in for
     the comparison of indices: its compiler would keep a branch at each group, and wait for what one

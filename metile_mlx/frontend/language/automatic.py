@@ -25,6 +25,7 @@ from metile_mlx.frontend.language.types import (
     Shape,
     Tile,
     TileLike,
+    TileOrScalar,
 )
 from metile_mlx.frontend.naming import suffix
 from metile_mlx.frontend.rules import outside, rule
@@ -78,18 +79,27 @@ def thread_id() -> Scalar:
     """The thread's number in its threadgroup, an i32 of each thread's own (SPEC K6).
 
     Without a stated layout thread t holds element t of each tile. Such values are no conditions of
-    an `if`, and meet no tile with a stated layout (SPEC O4).
+    an `if`.
+
+    Raises:
+        OwnershipError: where it meets a tile with a stated layout (O4).
     """
     raise outside("thread_id")
 
 
 def simd_lane_id() -> Scalar:
-    """The thread's lane in its SIMD group, 0..31 (SPEC K6)."""
+    """The thread's lane in its simdgroup, 0 to 31, in all else as `thread_id` (SPEC K6).
+
+    Raises:
+        OwnershipError: as `thread_id`.
+    """
     raise outside("simd_lane_id")
 
 
-def simd_sum(value: Scalar) -> Scalar:
+def simd_sum(value: TileOrScalar) -> TileOrScalar:
     """The sum over the 32 lanes of the simdgroup, in each of them (SPEC K6).
+
+    Of a tile each element is its thread's, so the result is a tile too.
 
     Args:
         value: f32, i32 or u32: a scalar, of each thread's own or uniform, or a tile.
@@ -101,23 +111,41 @@ def simd_sum(value: Scalar) -> Scalar:
     raise outside("simd_sum")
 
 
-def simd_max(value: Scalar) -> Scalar:
-    """The largest over the 32 lanes of the simdgroup, in all else as `simd_sum` (SPEC K6)."""
+def simd_max(value: TileOrScalar) -> TileOrScalar:
+    """The largest over the 32 lanes of the simdgroup, in all else as `simd_sum` (SPEC K6).
+
+    NaN if it is NaN in any lane.
+
+    Raises:
+        CompileError, OwnershipError: as `simd_sum`.
+    """
     raise outside("simd_max")
 
 
-def simd_shuffle_xor(value: Scalar, mask: int) -> Scalar:
+def simd_shuffle_xor(value: TileOrScalar, mask: int) -> TileOrScalar:
     """The value of the lane whose number differs in the bits of `mask` (SPEC K6).
 
     Args:
-        value: of 16 bits or more, in all else as for `simd_sum`.
+        value: a scalar or a tile of any dtype of 16 bits or more.
         mask: 0 to 31, known at compile time.
+
+    Raises:
+        CompileError: another dtype or mask, or under a condition that is not proven uniform (C2).
+        OwnershipError: beside explicit thread layouts (O5).
     """
     raise outside("simd_shuffle_xor")
 
 
-def simd_broadcast(value: Scalar, lane: int) -> Scalar:
-    """The value of one lane, 0 to 31, known at compile time, in all 32 (SPEC K6)."""
+def simd_broadcast(value: TileOrScalar, lane: int) -> TileOrScalar:
+    """The value of one lane, in all 32 (SPEC K6).
+
+    Args:
+        value: as for `simd_shuffle_xor`.
+        lane: 0 to 31, known at compile time.
+
+    Raises:
+        CompileError, OwnershipError: as `simd_shuffle_xor`.
+    """
     raise outside("simd_broadcast")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from metile_mlx.frontend.build import Build
 from metile_mlx.frontend.language.arguments import dtype_argument, layout_argument, shape_argument
@@ -50,7 +50,7 @@ def convert_layout(value: Tile, layout: ThreadLayout) -> Tile:
     raise outside("convert_layout")
 
 
-def permute(value: Tile, bit_order: Iterable[int] | None = None, xor_mask: int = 0) -> Tile:
+def permute(value: Tile, bit_order: Sequence[int] | None = None, xor_mask: int = 0) -> Tile:
     """The elements in another order, named anew where they are: nothing moves.
 
     Element i of the result is element j of `value`, where bit b of j is bit `bit_order[b]` of i
@@ -61,7 +61,7 @@ def permute(value: Tile, bit_order: Iterable[int] | None = None, xor_mask: int =
 
     Args:
         value: a one-dimensional tile.
-        bit_order: a permutation of the bits of its index, known at compile time.
+        bit_order: a permutation of the bits of its index, a tuple or a range known at compile time.
         xor_mask: 0 to size - 1, known at compile time.
 
     Raises:
