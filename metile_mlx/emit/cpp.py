@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from metile_mlx.context import Context
-from metile_mlx.dtypes import i32, u64
+from metile_mlx.dtypes import i32, u32, u64
 from metile_mlx.emit.cpp_indices import is_small, permuted
 from metile_mlx.emit.cpp_lanes import CppLanes
 from metile_mlx.emit.cpp_values import (
@@ -261,6 +261,8 @@ class _Cpp(CppLanes):
             self._assign(item)
         elif isinstance(item, ThreadIndex) or self._is_masked_index(item):
             self._folded[item.result] = "thread"
+        elif isinstance(item, Binary) and (behind := self._behind(item)):
+            self._folded[item.result] = f"(thread + {behind}u)"
         elif self.offsets.is_offset(item) and (text := self._offset(item)):
             self._folded[item.result] = text
         else:
@@ -294,6 +296,13 @@ class _Cpp(CppLanes):
     def _is_masked_index(self, item: Op) -> bool:
         """A mask of the thread index that leaves it as it is."""
         return isinstance(item, Binary) and self.plan.tables.is_thread_index(item.result)
+
+    def _behind(self, item: Binary) -> int | None:
+        """How far a u32 lies behind the thread index, where it is not kept."""
+        is_kept = self._segment is not None and item.result in self._segment.kept
+        if is_kept or element(item.result) != u32:
+            return None
+        return self.plan.tables.behind(item.result)
 
     def array(self, value: Value) -> tuple[str, bool]:
         """The array a value is kept in, and whether it spans all threads."""

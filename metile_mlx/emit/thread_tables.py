@@ -143,7 +143,19 @@ class ThreadTables:
         expected = made.apply(np.arange(self._threads) % size)
         return made if made.is_permutation and bool((expected == table).all()) else None
 
+    def behind(self, value: Value) -> int | None:
+        """How far the value lies behind the thread index, in every thread the same; or None.
+
+        Slots of a later register are that, however they are computed: t ^ 1024 of 1024 threads is
+        t + 1024, and only then do compilers see that threads access neighbours.
+        """
+        table = self.table(value)
+        if table is None:
+            return None
+        distances = table - np.arange(len(table))
+        first = int(distances[0])
+        return first if first >= 0 and bool((distances == first).all()) else None
+
     def is_thread_index(self, value: Value) -> bool:
         """Whether the value is the thread index."""
-        table = self.table(value)
-        return table is not None and bool((table == np.arange(len(table))).all())
+        return self.behind(value) == 0
