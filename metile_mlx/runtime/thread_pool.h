@@ -66,8 +66,7 @@ class ThreadPool {
       return;
     }
     const auto shortest = uint64_t(std::min(kChunkSeconds / each, double(left)));
-    const uint64_t fair = left / (uint64_t(size_) * kChunksPerThread);
-    Job job{body, context, first, total, std::max<uint64_t>({1, shortest, fair})};
+    Job job{body, context, first, total, std::max<uint64_t>(1, shortest), size_};
     share(job);
   }
 
@@ -75,26 +74,34 @@ class ThreadPool {
   using Clock = std::chrono::steady_clock;
   static constexpr double kInlineSeconds = 20e-6;
   static constexpr double kChunkSeconds = 5e-6;
-  static constexpr uint64_t kChunksPerThread = 8;
+  static constexpr uint64_t kSharesPerThread = 4;
 
   struct Job {
-    Job(Body body, const void* context, uint64_t begin, uint64_t end, uint64_t chunk)
-        : body(body), context(context), end(end), chunk(chunk), next(begin) {}
+    Job(Body body, const void* context, uint64_t begin, uint64_t end, uint64_t shortest, int threads)
+        : body(body),
+          context(context),
+          end(end),
+          shortest(shortest),
+          shares(uint64_t(threads) * kSharesPerThread),
+          next(begin) {}
 
+    // Chunks get shorter as the end comes near, so that all threads arrive there together.
     void drain() {
-      for (;;) {
-        const uint64_t begin = next.fetch_add(chunk, std::memory_order_relaxed);
-        if (begin >= end) {
-          return;
+      uint64_t begin = next.load(std::memory_order_relaxed);
+      while (begin < end) {
+        const uint64_t stop = std::min(end, begin + std::max(shortest, (end - begin) / shares));
+        if (next.compare_exchange_weak(begin, stop, std::memory_order_relaxed)) {
+          body(context, begin, stop);
+          begin = next.load(std::memory_order_relaxed);
         }
-        body(context, begin, std::min(end, begin + chunk));
       }
     }
 
     const Body body;
     const void* const context;
     const uint64_t end;
-    const uint64_t chunk;
+    const uint64_t shortest;  // programs in a chunk
+    const uint64_t shares;    // into which what is left is divided for the next chunk
     std::atomic<uint64_t> next;
     int helpers = 0;  // guarded by the pool's mutex
   };
