@@ -8,7 +8,7 @@ body has changed it, and what it was before the loop if not.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,10 +88,16 @@ class Carried:
         source: of the loop.
         node: the loop.
         before: what names hold before it.
+        own: names of scalars that become each thread's own in the body: they are from the start.
     """
 
     def __init__(
-        self, build: Build, source: Source, node: ast.For, before: Mapping[str, object]
+        self,
+        build: Build,
+        source: Source,
+        node: ast.For,
+        before: Mapping[str, object],
+        own: Container[str] = (),
     ) -> None:
         self._build = build
         self._line = source.line(node)
@@ -108,7 +114,10 @@ class Carried:
             if is_number(before.get(name, MISSING)):
                 init = build.number(before[name])
                 self._inits[name] = init
-                self._args[name] = Value(init.type, name, build.loc)
+                type_ = init.type
+                if name in own and isinstance(type_, ScalarType):
+                    type_ = replace(type_, uniform=False)
+                self._args[name] = Value(type_, name, build.loc)
 
     def entry(self) -> dict[str, object]:
         """What the assigned names hold when an iteration starts."""
@@ -122,6 +131,17 @@ class Carried:
                     "give it another name in the loop, or unroll over range(constexpr)",
                 )
         return held
+
+    def becoming_own(self, left: Mapping[str, object]) -> set[str]:
+        """The uniform scalars that the body, at its end, leaves as values of each thread's own."""
+        return {
+            name
+            for name, arg in self._args.items()
+            if isinstance(arg.type, ScalarType)
+            and arg.type.uniform
+            and isinstance(value := left.get(name), Value)
+            and value.type == replace(arg.type, uniform=False)
+        }
 
     def close(
         self, bounds: TileRange, index: Value, scope: Scope, left: Mapping[str, object]

@@ -15,7 +15,7 @@ from metile_mlx.analysis.fills import check_fills
 from metile_mlx.dtypes import i32
 from metile_mlx.errors import CompileError, Loc, MetileError, UnsupportedError
 from metile_mlx.frontend.branches import merge
-from metile_mlx.frontend.build import Build
+from metile_mlx.frontend.build import Build, Scope
 from metile_mlx.frontend.calls import Inline
 from metile_mlx.frontend.definition import Definition
 from metile_mlx.frontend.expressions import Expressions
@@ -259,7 +259,7 @@ class Statements(Expressions):
         return Flow.RETURN if flow is Flow.RETURN else Flow.NEXT
 
     def _runtime_loop(self, node: ast.For, bounds: TileRange) -> None:
-        """A loop of the kernel itself: its body is translated once."""
+        """A loop of the kernel itself: its body is translated until what it carries has a type."""
         build, target = self.build, node.target
         if not isinstance(target, ast.Name):
             raise CompileError(
@@ -267,18 +267,19 @@ class Statements(Expressions):
                 self.loc(target),
                 "for i in metile.tile_range(...)",
             )
-        build.loc = self.loc(node.iter)
-        before = dict(self.names)
-        carried = Carried(build, self.definition.source, node, before)
         index = Value(ScalarType(i32), target.id, self.loc(target))
-        branches, self._branches = self._branches, 0
-        is_runtime, self._is_runtime_loop = self._is_runtime_loop, True
-        build.loops += 1
-        with build.inside() as scope, build.tensors.repeated():
-            self.names = {**before, **carried.entry(), target.id: index}
-            self.run(node.body)
-        build.loops -= 1
-        self._branches, self._is_runtime_loop = branches, is_runtime
+        before, stored = dict(self.names), dict(build.tensors.stored)
+        own: set[str] = set()
+        while True:
+            build.loc = self.loc(node.iter)
+            carried = Carried(build, self.definition.source, node, before, own)
+            scope = self._runtime_body(node, {**before, **carried.entry(), target.id: index})
+            found = carried.becoming_own(self.names)
+            if not found:
+                break
+            # With these as values of each thread's own the body is another one.
+            own |= found
+            build.tensors.stored = dict(stored)
         build.loc = self.loc(node.iter)
         after = carried.close(bounds, index, scope, self.names)
         left = Unbound(
@@ -287,6 +288,19 @@ class Statements(Expressions):
             "compute it from the bounds of the loop",
         )
         self.names = {**before, **after, target.id: left}
+
+    def _runtime_body(self, node: ast.For, names: dict[str, object]) -> Scope:
+        """The body translated once, with what names hold when an iteration starts."""
+        build = self.build
+        branches, self._branches = self._branches, 0
+        is_runtime, self._is_runtime_loop = self._is_runtime_loop, True
+        build.loops += 1
+        with build.inside() as scope, build.tensors.repeated():
+            self.names = names
+            self.run(node.body)
+        build.loops -= 1
+        self._branches, self._is_runtime_loop = branches, is_runtime
+        return scope
 
     def _items(self, value: object, node: ast.expr) -> tuple[object, ...]:
         if not isinstance(value, range | tuple):

@@ -17,6 +17,8 @@ from metile_mlx.ir.types import ScalarType, TileType, Type
 class Loop(Op):
     """start, start + step, ... as long as it is below `end`; step is above 0.
 
+    A carried value keeps its type; a scalar of each thread's own may start uniform.
+
     The induction variable never passes `end`: where start + k * step leaves i32, the loop is over.
     """
 
@@ -55,12 +57,12 @@ class Loop(Op):
 
 @op("tile.for")
 class For(Loop):
-    """A loop over whole tiles; a carried value keeps its type."""
+    """A loop over whole tiles."""
 
 
 @op("metal.for")
 class ThreadFor(Loop):
-    """A loop of one thread's program; a carried value of each thread's own may start uniform."""
+    """A loop of one thread's program."""
 
 
 def fits(value: Type, arg: Type) -> bool:

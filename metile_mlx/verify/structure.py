@@ -182,7 +182,7 @@ class _Structure:
         for name, values in (("starts with", item.inits), ("yields", yields)):
             types = tuple(value.type for value in values)
             same = len(types) == len(args) - 1 and all(map(fits, types, args[1:]))
-            if not same or (isinstance(item, For) and types != args[1:]):
+            if not same:
                 self.add(item, f"{name} {_list(types)}, expected {_list(args[1:])}")
 
     def terminator(self, block: Block, parent: Op | None) -> None:

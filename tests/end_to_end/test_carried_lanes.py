@@ -266,3 +266,33 @@ def test_every_bit_of_what_is_carried_is_moved(backend: str) -> None:
     out = metile.empty(BLOCK, mx.float16)
     made = np.array(exchanged[1](x, out, 3, KIND="xor", backend=backend))
     assert made.view(np.uint16).tolist() == np.array(x).view(np.uint16)[np.arange(64) ^ 1].tolist()
+
+
+@metile.kernel
+def widened(x, y, trips):
+    """Uniform before the loops, each thread's own in them; `steps` stays uniform."""
+    t, i = metile.thread_id(), metile.arange(0, BLOCK)
+    a, b, steps = 1, 0, 0
+    most = 0.0
+    for outer in metile.tile_range(trips):
+        for inner in metile.tile_range(outer + 1):
+            a, b = b, metile.simd_shuffle_xor(a + t, 1)
+            most = metile.maximum(metile.simd_max(metile.cast(b, metile.f32)), most)
+            steps += 1
+    own = metile.cast(a * 1000 + b + steps, metile.f32) + most
+    value = metile.tensor(x, shape=BLOCK).load(i) + own
+    metile.tensor(y, shape=BLOCK, access="write").store(i, value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_scalar_may_become_each_threads_own(backend: str) -> None:
+    t = np.arange(BLOCK)
+    for trips in TRIPS:
+        a, b, most = np.ones(BLOCK), np.zeros(BLOCK), np.zeros(BLOCK)
+        steps = trips * (trips + 1) // 2
+        for _ in range(steps):
+            a, b = b, xor(a + t, 1)
+            most = np.maximum(spread(b.reshape(-1, 32).max(1)), most)
+        out = metile.empty(BLOCK, mx.float32)
+        made = widened[1](mx.arange(BLOCK).astype(mx.float32), out, trips, backend=backend)
+        assert np.array_equal(np.array(made), t + a * 1000 + b + steps + most)

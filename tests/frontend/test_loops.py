@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 import metile_mlx.frontend.language as metile
+from metile_mlx.dtypes import i32
 from metile_mlx.errors import CompileError
 from metile_mlx.ir.core import walk
 from metile_mlx.ir.loops import For
+from metile_mlx.ir.types import ScalarType
 from tests.support.filecheck import filecheck
 from tests.support.kernels import rejection, shown, tile_ir, tile_text
 
@@ -104,6 +106,24 @@ def test_a_name_of_the_body_alone_has_any_type_there() -> None:
     assert names(loop) == ["total"]
 
 
+def test_a_scalar_that_becomes_each_threads_own_is_so_from_the_start() -> None:
+    """One after the other, through both loops; `count` stays uniform."""
+
+    def k(x, n):
+        view = metile.tensor(x, shape=(n,), access="write")
+        first, second, count = 0, 0, 0
+        for i in metile.tile_range(n):
+            for j in metile.tile_range(i):
+                first, second = second, metile.thread_id() + i
+                count += 1
+        view.store(metile.thread_id(), metile.cast(first * count, metile.f32))
+
+    for loop in loops_of(k, "f32*", "i32"):
+        assert names(loop) == ["first", "second", "count"]
+        own = [value.type == ScalarType(i32, uniform=False) for value in loop.carried]
+        assert own == [True, True, False]
+
+
 def test_inline_functions_may_loop() -> None:
     def k(x, n):
         view = metile.tensor(x, shape=(n,), access="write")
@@ -129,6 +149,18 @@ def k(x, n, f: float, N: metile.constexpr = 64):
 """
 
 CASES = {
+    "a condition on what becomes each thread's own": """\
+    count = 0
+    for i in metile.tile_range(n):
+        if count > 3:
+            total = total + 1
+        count += metile.thread_id()
+> k.py:9:12: error: `if` needs one value for the whole threadgroup, got `count_gt_3`, a per-thread \
+bool
+>           if count > 3:
+>              ^^^^^^^^^
+> hint: use metile.where(condition, a, b), or mask= of load and store
+""",
     "a carried dtype changes": """\
     total = 0
     for i in metile.tile_range(n):
