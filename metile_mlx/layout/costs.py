@@ -4,7 +4,7 @@ The unit is one instruction of a simdgroup that does nothing special, a select. 
 estimates for a GPU, not fitted to a measurement: they are about the order of lowerings, which the
 ratios decide, and each ratio has one reason.
 
-- SHUFFLE, ACCESS: of a simdgroup's 32 lanes the unit for shuffles and threadgroup memory takes about
+- SHUFFLE, ACCESS: of a simdgroup's 32 lanes the unit for shuffles and threadgroup memory takes some
   8 at a time, that for arithmetic all at once; so 4 each. A bank conflict is another such turn, so
   conflicts multiply.
 - BARRIER: the time until the slowest simdgroup arrives, which depends on the kernel. With 96 the

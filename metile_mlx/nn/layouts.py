@@ -116,7 +116,7 @@ def row_layouts(
     near = _GROUP_BYTES // dtype.bytes
     counts = sorted({_values(wanted, block) for wanted in (4, 8, 16, 32)})
     striped = [ThreadLayout.identity(block, values) for values in counts]
-    grouped = [grouped_layout(block, values, near) for values in counts if values >= near]
+    grouped = [ThreadLayout.grouped(block, values, near) for values in counts if values >= near]
     found = (row_layout(backend, dtype, columns, block), *striped, *grouped)
     return tuple(dict.fromkeys(found))
 
