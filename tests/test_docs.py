@@ -61,7 +61,7 @@ def test_every_document_is_in_the_index() -> None:
 
 def test_table_of_variables_is_what_config_reads() -> None:
     source = (ROOT / "metile_mlx" / "config.py").read_text(encoding="utf-8")
-    read = set(re.findall(r'environ\.get\("(\w+)"', source))
+    read = set(re.findall(r'(?:environ\.get|_switch)\("(\w+)"', source))
     listed = docs.first_column(TEXTS[ROOT / "docs" / "backends.md"], "## Environment variables")
     assert len(listed) == len(set(listed))
     assert set(listed) == read == set(doctor.VARIABLES)
