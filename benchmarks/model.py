@@ -67,8 +67,8 @@ class Plan:
         ]
 
 
-QUICK = Plan(Size(512, 256, 512, 2, 4, 2), ("llama", "gemma"), ("f32", "f16"), 64, 2, 16, 7)
-FULL = Plan(Size(2048, 512, 1408, 4, 8, 4), NAMES, ("f32", "f16"), 128, 2, 32, 9)
+QUICK = Plan(Size(512, 256, 512, 2, 4, 2), ("llama", "gemma"), ("f32", "f16"), 32, 2, 16, 5)
+FULL = Plan(Size(1024, 256, 768, 4, 4, 2), NAMES, ("f32", "f16"), 64, 2, 32, 9)
 
 
 @dataclass(frozen=True)
