@@ -112,8 +112,10 @@ from metile_mlx.vmap import vmap
 
 if TYPE_CHECKING:
     from metile_mlx import nn
-    from metile_mlx.nn import add_rms_norm, rms_norm
-    from metile_mlx.patching import patch
+    from metile_mlx.nn.activations import geglu, gelu, silu, swiglu
+    from metile_mlx.nn.add_rms_norm import add_rms_norm
+    from metile_mlx.nn.rms_norm import rms_norm
+    from metile_mlx.patching.patch import patch
     from metile_mlx.patching.report import PatchReport
 
 __version__ = "0.1.0.dev0"
@@ -172,6 +174,8 @@ __all__ = [
     "floor",
     "fma",
     "full",
+    "geglu",
+    "gelu",
     "i8",
     "i16",
     "i32",
@@ -196,6 +200,7 @@ __all__ = [
     "rsqrt",
     "shared",
     "sigmoid",
+    "silu",
     "simd_broadcast",
     "simd_lane_id",
     "simd_max",
@@ -205,6 +210,7 @@ __all__ = [
     "sqrt",
     "store",
     "sum",
+    "swiglu",
     "tanh",
     "tensor",
     "testing",
@@ -227,6 +233,10 @@ _LAZY = frozenset(
     {
         *_OF_PATCHING,
         "add_rms_norm",
+        "geglu",
+        "gelu",
+        "silu",
+        "swiglu",
         "nn",
         "rms_norm",
     }

@@ -74,6 +74,16 @@ _MANY_ROWS = 1024
 _ROWS_TOGETHER = 4
 
 
+# Elements of a program of a kernel that goes element by element.
+FLAT_BLOCK = 1024
+_FLAT = ThreadLayout((8, 9, *range(8)), elements_per_thread=4)
+
+
+def flat_layout(backend: str) -> ThreadLayout | None:
+    """Who holds which of FLAT_BLOCK elements: four neighbours a thread, one on a CPU."""
+    return None if backend in ("cpu", "reference") else _FLAT
+
+
 def row_block(columns: int) -> int:
     """The power of two, of 32 on, that holds a row."""
     return max(SIMD_WIDTH, 1 << (columns - 1).bit_length())
