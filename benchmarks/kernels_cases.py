@@ -1,0 +1,171 @@
+"""The rows of `benchmarks.kernels`: for each function its inputs, its arms, and its exact values.
+
+A row is one entry of `OPERATIONS`. Its functions take the arrays that `inputs` makes; `exact` takes
+them as float64 and says what the results ought to be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+import metile_mlx as metile
+from benchmarks.rms_norm_arms import DTYPES, MANTISSA, Case, Float64, as_float64
+
+EPS = 1e-5
+Arrays = Sequence[mx.array]
+Function = Callable[..., Any]
+Exact = Callable[..., tuple[Float64, ...]]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One function of the library.
+
+    Attributes:
+        inputs: of a case: names of shapes, in order; see `made`.
+        ours: the library's function.
+        mlx: what one writes with MLX, op by op.
+        graph: what `mx.compile` is given.
+        exact: the results in float64.
+        steps: how many units in the last place of a result, or of a sixteenth of the largest one,
+            ours may be off: each rounding of the dtype counts.
+        mlx_steps: as much of MLX's arms, which add up otherwise.
+    """
+
+    inputs: tuple[str, ...]
+    ours: Function
+    mlx: Function
+    graph: Function
+    exact: Exact
+    steps: float = 4
+    mlx_steps: float = 64
+    compiled: Function = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compiled", mx.compile(self.graph))
+
+    def made(self, case: Case, seed: int = 0) -> list[mx.array]:
+        """The arrays of a case."""
+        keys = mx.random.split(mx.random.key(seed), len(self.inputs))
+        dtype = DTYPES[case.dtype]
+        makers: dict[str, Callable[[mx.array], mx.array]] = {
+            "rows": lambda key: mx.random.normal((case.rows, case.width), key=key).astype(dtype),
+            "weights": lambda key: mx.random.uniform(0.5, 2, (case.width,), key=key).astype(dtype),
+        }
+        arrays = [makers[name](key) for name, key in zip(self.inputs, keys, strict=True)]
+        mx.eval(arrays)
+        return arrays
+
+
+def results(made: Any) -> tuple[mx.array, ...]:
+    """The outputs of an arm."""
+    return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+
+
+def numbers(x: mx.array) -> Any:
+    """Floats as float64, exactly; integers as they are."""
+    return as_float64(x) if mx.issubdtype(x.dtype, mx.floating) else np.array(x)
+
+
+def problem(case: Case, made: Any, exact: tuple[Float64, ...], steps: float) -> str | None:
+    """What is wrong with the outputs of an arm, or None."""
+    found = results(made)
+    if len(found) != len(exact):
+        return f"{case.name}: {len(found)} outputs, expected {len(exact)}"
+    for number, (one, wanted) in enumerate(zip(found, exact, strict=True)):
+        if one.shape != wanted.shape:
+            return f"{case.name}: output {number} has shape {one.shape}, expected {wanted.shape}"
+        unit = 2.0 ** -MANTISSA[case.dtype] if mx.issubdtype(one.dtype, mx.floating) else 0.0
+        size = np.abs(wanted) + np.abs(wanted).max(initial=0) / 16
+        off = np.abs(numbers(one) - wanted)
+        worst = float((off - steps * unit * size).max(initial=-np.inf))
+        if not worst <= 0:
+            units = float((off / np.maximum(unit * size, 1e-300)).max())
+            return f"{case.name}: output {number} is {units:.3g} units off, allowed are {steps:g}"
+    return None
+
+
+def _norm(x: mx.array, w: mx.array) -> mx.array:
+    wide = x.astype(mx.float32)
+    scale = mx.rsqrt(mx.mean(wide * wide, axis=-1, keepdims=True) + EPS)
+    return (wide * scale * w.astype(mx.float32)).astype(x.dtype)
+
+
+def _exact_norm(x: Float64, w: Float64) -> Float64:
+    made: Float64 = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS) * w
+    return made
+
+
+def _erf(x: Float64) -> Float64:
+    """From a table, and three terms of the series around its nearest entry: within 1e-12."""
+    step = 1 / 1024
+    table = np.array([math.erf(k * step) for k in range(-6 * 1024, 6 * 1024 + 1)])
+    near = np.clip(np.rint(x / step), -6 * 1024, 6 * 1024)
+    at = near * step
+    off = np.clip(x - at, -step, step)
+    slope = 2 / math.sqrt(math.pi) * np.exp(-at * at)
+    made: Float64 = table[near.astype(int) + 6 * 1024]
+    return made + slope * (off - at * off**2 + (4 * at * at - 2) / 6 * off**3)
+
+
+def _silu(x: Float64) -> Float64:
+    made: Float64 = x / (1 + np.exp(-x))
+    return made
+
+
+def _gelu(x: Float64) -> Float64:
+    return x * 0.5 * (1 + _erf(x / math.sqrt(2)))
+
+
+OPERATIONS: dict[str, Operation] = {
+    "rms_norm": Operation(
+        ("rows", "weights"),
+        lambda x, w: metile.rms_norm(x, w, EPS),
+        lambda x, w: mx.fast.rms_norm(x, w, EPS),
+        _norm,
+        lambda x, w: (_exact_norm(x, w),),
+    ),
+    "add_rms_norm": Operation(
+        ("rows", "rows", "weights"),
+        lambda x, r, w: metile.add_rms_norm(x, r, w, EPS),
+        lambda x, r, w: (mx.fast.rms_norm(x + r, w, EPS), x + r),
+        lambda x, r, w: (_norm(x + r, w), x + r),
+        # The norm of the sum as rounded is within a step of this.
+        lambda x, r, w: (_exact_norm(x + r, w), x + r),
+    ),
+    "silu": Operation(
+        ("rows",),
+        lambda x: metile.silu(x),
+        lambda x: nn.silu(x),
+        lambda x: x * mx.sigmoid(x),
+        lambda x: (_silu(x),),
+    ),
+    "gelu": Operation(
+        ("rows",),
+        lambda x: metile.gelu(x),
+        lambda x: nn.gelu(x),
+        lambda x: x * (1 + mx.erf(x / math.sqrt(2))) / 2,
+        lambda x: (_gelu(x),),
+    ),
+    "swiglu": Operation(
+        ("rows", "rows"),
+        lambda gate, up: metile.swiglu(gate, up),
+        lambda gate, up: nn.silu(gate) * up,
+        lambda gate, up: gate * mx.sigmoid(gate) * up,
+        lambda gate, up: (_silu(gate) * up,),
+    ),
+    "geglu": Operation(
+        ("rows", "rows"),
+        lambda gate, up: metile.geglu(gate, up),
+        lambda gate, up: nn.gelu(gate) * up,
+        lambda gate, up: gate * (1 + mx.erf(gate / math.sqrt(2))) / 2 * up,
+        lambda gate, up: (_gelu(gate) * up,),
+    ),
+}
