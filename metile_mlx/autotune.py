@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,12 +12,12 @@ from metile_mlx.context import Schedule
 from metile_mlx.dispatch import Dispatch
 from metile_mlx.doctor import versions
 from metile_mlx.errors import CompileError, LaunchError, MetileError
-from metile_mlx.kernel import Kernel
+from metile_mlx.kernel import Kernel, keep
 from metile_mlx.locks import Lock
 from metile_mlx.runtime import cache, toolchain
 from metile_mlx.runtime.backend import Backend, Place
 from metile_mlx.runtime.optional import mx
-from metile_mlx.tuned_call import AnyGrid, Call, Config, configs_of, key_of, wrong
+from metile_mlx.tuned_call import AnyGrid, Call, Space, configs_of, key_of, wrong
 from metile_mlx.tuning import (
     ROUNDS,
     Candidate,
@@ -39,24 +40,14 @@ _measuring = Lock()
 class Autotuned:
     """A kernel with configs: `tuned[grid](...)` launches the fastest (`@metile.autotune`)."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        configs: Sequence[Config],
-        key: Sequence[str],
-        check: Check | None,
-        rounds: int,
-        clock: Clock,
-    ) -> None:
-        self.kernel = kernel
-        self.configs = tuple(configs)
-        self.key = tuple(key)
-        self._texts = [str(each) for each in configs]
+    def __init__(self, space: Space, check: Check | None, rounds: int, clock: Clock) -> None:
+        self.kernel = space.kernel
+        self.space = space
         self._check = check
         self._rounds = rounds
         self._clock = clock
-        self._chosen: dict[object, tuple[int, TuningReport]] = {}
-        self._reports: dict[object, TuningReport] = {}
+        self._chosen: OrderedDict[object, tuple[int, TuningReport]] = OrderedDict()
+        self._reports: OrderedDict[object, TuningReport] = OrderedDict()
 
     def __getitem__(self, grid: AnyGrid) -> TunedLauncher:
         """Over a grid of programs: as a kernel's, or a function of the config's constexprs."""
@@ -69,7 +60,7 @@ class Autotuned:
         )
 
     def __repr__(self) -> str:
-        return f"<autotuned {self.kernel!r}, {len(self.configs)} configs>"
+        return f"<autotuned {self.kernel!r}, {len(self.space.configs)} configs>"
 
     @property
     def name(self) -> str:
@@ -78,12 +69,12 @@ class Autotuned:
 
     @property
     def reports(self) -> tuple[TuningReport, ...]:
-        """One for each key that was asked for in this process, in order."""
+        """One for each key that was asked for in this process, in order; of the last 512."""
         return tuple(self._reports.values())
 
     def choose(self, call: Call) -> tuple[int, TuningReport]:
         """The config for a call: known, read, or measured now."""
-        key = (call.key(self.key), self.kernel.definition.environment())
+        key = (call.key(), self.kernel.definition.environment())
         found = self._chosen.get(key)
         return found if found is not None else self._find(key, call)
 
@@ -91,39 +82,39 @@ class Autotuned:
         store = self._store(call)
         if call.only_compiles or are_traced(call.arrays):
             # A choice on disk needs no values.
-            kept = store.read(self._texts)
+            kept = store.read(self.space.texts)
             if kept is not None:
                 return self._keep(key, kept)
             why = "this backend can't run here" if call.only_compiles else "a traced call can't"
             report = self._report(call, 0, f"the first config: nothing was measured, since {why}")
             # Not remembered as chosen: the next call may be able to measure.
-            self._reports[key] = report
+            keep(self._reports, key, report)
             return 0, report
         with _measuring:
             found = self._chosen.get(key)
             if found is None:
                 with store.locked():
-                    kept = store.read(self._texts)
+                    kept = store.read(self.space.texts)
                     found = self._keep(key, kept or self._measure(call))
                     if kept is None:
                         store.write(found[1])
         return found
 
     def _keep(self, key: object, found: tuple[int, TuningReport]) -> tuple[int, TuningReport]:
-        self._chosen[key] = found
-        self._reports[key] = found[1]
+        keep(self._chosen, key, found)
+        keep(self._reports, key, found[1])
         return found
 
     def _report(
         self, call: Call, index: int, how: str, candidates: tuple[Candidate, ...] = ()
     ) -> TuningReport:
-        shown = call.shown(self.key)
+        shown = call.shown()
         return TuningReport(
-            self.name, call.backend.name, shown, self._texts[index], how, candidates
+            self.name, call.backend.name, shown, self.space.texts[index], how, candidates
         )
 
     def _store(self, call: Call) -> Store:
-        parts = [self.kernel.definition.text(), *self._texts, repr(call.key(self.key))]
+        parts = [self.kernel.definition.text(), *self.space.texts, repr(call.key())]
         return Store(cache.key(*parts, _device(call.backend), *_versions()))
 
     def _measure(self, call: Call) -> tuple[int, TuningReport]:
@@ -132,21 +123,21 @@ class Autotuned:
         Raises:
             LaunchError: none is left; says why for each.
         """
-        with progress(self.name, len(self.configs)) as show:
+        with progress(self.name, len(self.space.configs)) as show:
             works, left_out = self._checked(call, show)
             if not works:
-                reasons = "; ".join(f"{self._texts[i]}: {why}" for i, why in left_out.items())
+                reasons = "; ".join(f"{self.space.texts[i]}: {why}" for i, why in left_out.items())
                 raise LaunchError(
-                    f"[{self.name}] none of its {len(self.configs)} configs runs: {reasons}",
+                    f"[{self.name}] none of its {len(self.space.configs)} configs runs: {reasons}",
                     hint="call the kernel with one of them to see the whole error",
                 )
             show(f"measuring {len(works)}")
             times = measured(works, self._clock, self._rounds)
             best = min(times, key=lambda index: (times[index], index))
-            show(f"{self._texts[best]}, {times[best] * 1e6:.1f} us")
+            show(f"{self.space.texts[best]}, {times[best] * 1e6:.1f} us")
         candidates = tuple(
             Candidate(text, times.get(index), left_out.get(index, ""))
-            for index, text in enumerate(self._texts)
+            for index, text in enumerate(self.space.texts)
         )
         how = f"the fastest of {len(works)}, by the medians of {self._rounds} rounds"
         return best, self._report(call, best, how, candidates)
@@ -159,7 +150,7 @@ class Autotuned:
         works: dict[int, Work] = {}
         left_out: dict[int, str] = {}
         expected: Results | None = None
-        for index, text in enumerate(self._texts):
+        for index, text in enumerate(self.space.texts):
             show(f"checking {text}")
             work = call.work(index)
             try:
@@ -245,8 +236,7 @@ class TunedLauncher:
         asked: dict[str, Any],
         compile_only: bool,
     ) -> Call:
-        tuned = self._tuned
-        return Call(tuned.kernel, tuned.configs, self._grid, args, kwargs, asked, compile_only)
+        return Call(self._tuned.space, self._grid, args, kwargs, asked, compile_only)
 
 
 def _asked(
@@ -305,7 +295,8 @@ def autotune(
         if type(rounds) is not int or rounds < 1:
             raise wrong(kernel, f"rounds is {rounds!r}", "an int of 1 or more")
         made = configs_of(kernel, configs)
-        return Autotuned(kernel, made, key_of(kernel, made, key), check, rounds, clock)
+        space = Space(kernel, made, key_of(kernel, made, key))
+        return Autotuned(space, check, rounds, clock)
 
     return decorate
 

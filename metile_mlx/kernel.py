@@ -207,7 +207,7 @@ class Kernel:
                 found.prepare(tuple(values[self._index[s.name]] for s in scalars))
                 # Not where an outside value changed meanwhile: it may be of either value.
                 if self._key(grid, values, backend, options)[0] == key:
-                    _keep(self._dispatches, key, found)
+                    keep(self._dispatches, key, found)
         return found
 
     def _specialise(
@@ -225,7 +225,7 @@ class Kernel:
         if found is None:
             found = specialise(self.definition, specs, constants)
             if key() == before:
-                _keep(self._specialisations, before, found)
+                keep(self._specialisations, before, found)
         return found
 
     def _array_spec(self, name: str, value: Any) -> Spec:
@@ -430,7 +430,7 @@ def token(value: object) -> Hashable:
     return held if type(held) is int else constant_key(held)
 
 
-def _keep(cache: OrderedDict[object, Any], key: object, value: Any) -> None:
+def keep(cache: OrderedDict[object, Any], key: object, value: Any) -> None:
     """Remember, dropping the oldest beyond the limit."""
     cache[key] = value
     if len(cache) > _KEPT:

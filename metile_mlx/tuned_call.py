@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 from metile_mlx.context import Schedule
 from metile_mlx.dispatch import Dispatch, Empty
 from metile_mlx.errors import CompileError, LaunchError
-from metile_mlx.frontend.definition import Parameter
 from metile_mlx.kernel import Kernel, Launcher, backend_of, token
 from metile_mlx.runtime.optional import mx
 from metile_mlx.tuning import Work, evaluated
@@ -31,83 +31,103 @@ class Config:
         return ", ".join(parts + ([] if self.schedule is None else [repr(self.schedule)]))
 
 
+class Space:
+    """A kernel and what is chosen among; what all its calls share.
+
+    Attributes:
+        chosen: names of the constexprs that configs set.
+        key: parameters whose shape or value counts.
+    """
+
+    def __init__(self, kernel: Kernel, configs: Sequence[Config], key: Sequence[str]) -> None:
+        self.kernel = kernel
+        self.configs = tuple(configs)
+        self.key = tuple(key)
+        self.texts = [str(config) for config in configs]
+        self.chosen = frozenset(name for config in configs for name in config.constexprs)
+        self.has_schedule = any(config.schedule is not None for config in configs)
+        self.params = kernel.definition.params
+        self.counted = tuple(
+            (index, param.is_constexpr, param.name in key)
+            for index, param in enumerate(self.params)
+            if param.name not in self.chosen
+        )
+
+
 class Call:
     """The arguments of one call, as a key and as launches of any config."""
 
     def __init__(
         self,
-        kernel: Kernel,
-        configs: Sequence[Config],
+        space: Space,
         grid: AnyGrid,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         asked: dict[str, Any],
         compile_only: bool,
     ) -> None:
-        self._kernel, self._configs, self._grid = kernel, configs, grid
+        self._space, self._grid = space, grid
         self._args, self._kwargs, self._asked = args, kwargs, asked
         self._refuse_doubled()
         self.backend = backend_of(
             asked["backend"], asked["target"], asked["stream"], compile_only=compile_only
         )
-        first = configs[0].constexprs
-        self._params = kernel.definition.params
-        bound = kernel.bind(args, {**kwargs, **first})
-        self.values = dict(zip((p.name for p in self._params), bound, strict=True))
+        self._values = space.kernel.bind(args, {**kwargs, **space.configs[0].constexprs})
 
-    def key(self, names: Sequence[str]) -> tuple[object, ...]:
-        """Equal for calls that share a choice: `names`, and what all programs depend on."""
-        chosen = {name for config in self._configs for name in config.constexprs}
+    def key(self) -> tuple[object, ...]:
+        """Equal for calls that share a choice, in another process too."""
+        values = self._values
         return (
-            *(
-                (param.name, *_fact(self.values[param.name], param, param.name in names))
-                for param in self._params
-                if param.name not in chosen
-            ),
+            *[_fact(values[index], *how) for index, *how in self._space.counted],
             self.backend.name,
             self._asked["schedule"],
             self._asked["math_mode"],
         )
 
     def _refuse_doubled(self) -> None:
-        name = self._kernel.definition.name
-        for config in self._configs:
-            doubled = sorted(config.constexprs.keys() & self._kwargs.keys())
-            if doubled:
-                raise LaunchError(
-                    f"[{name}] {doubled[0]!r} is given, and chosen by autotune",
-                    hint="leave it out, or call the kernel itself: tuned.kernel[grid](...)",
-                )
-            if config.schedule is not None and self._asked["schedule"] is not None:
-                raise LaunchError(
-                    f"[{name}] schedule= is given, and chosen by autotune",
-                    hint="leave it out, or take it out of the configs",
-                )
+        space, name = self._space, self._space.kernel.definition.name
+        doubled = sorted(space.chosen.intersection(self._kwargs))
+        if doubled:
+            raise LaunchError(
+                f"[{name}] {doubled[0]!r} is given, and chosen by autotune",
+                hint="leave it out, or call the kernel itself: tuned.kernel[grid](...)",
+            )
+        if space.has_schedule and self._asked["schedule"] is not None:
+            raise LaunchError(
+                f"[{name}] schedule= is given, and chosen by autotune",
+                hint="leave it out, or take it out of the configs",
+            )
+
+    def _named(self) -> dict[str, Any]:
+        return {p.name: value for p, value in zip(self._space.params, self._values, strict=True)}
 
     @property
     def arrays(self) -> list[Any]:
         """All arrays among the arguments."""
-        return [value for value in self.values.values() if isinstance(value, mx.array)]
+        return [value for value in self._values if isinstance(value, mx.array)]
 
     @property
     def only_compiles(self) -> bool:
         """Whether the backend can't run on this machine."""
         return self.backend.available() is not None
 
-    def shown(self, names: Sequence[str]) -> dict[str, str]:
-        """What counts of these parameters, for reports."""
-        return {name: _shown(self.values[name]) for name in names}
+    def shown(self) -> dict[str, str]:
+        """What counts of the key's parameters, for reports."""
+        named = self._named()
+        return {name: _shown(named[name]) for name in self._space.key}
 
     def _launcher(self, index: int) -> tuple[Launcher, dict[str, Any]]:
         """The launcher of a config and its keywords."""
-        config, grid = self._configs[index], self._grid
+        space, grid = self._space, self._grid
+        config = space.configs[index]
         if callable(grid):
-            known = {p.name: self.values[p.name] for p in self._params if p.is_constexpr}
+            named = self._named()
+            known = {p.name: named[p.name] for p in space.params if p.is_constexpr}
             grid = grid({**known, **config.constexprs})
         asked = dict(self._asked)
         if config.schedule is not None:
             asked["schedule"] = config.schedule
-        return self._kernel[grid], {**asked, **self._kwargs, **config.constexprs}
+        return space.kernel[grid], {**asked, **self._kwargs, **config.constexprs}
 
     def work(self, index: int) -> Work:
         """Launches a config and waits for its outputs."""
@@ -127,19 +147,26 @@ class Call:
         return made
 
 
-def _fact(value: Any, param: Parameter, counts: bool) -> tuple[object, ...]:
+def _fact(value: Any, is_constexpr: bool, counts: bool) -> Hashable:
     """Of an array the dtype, of a scalar the type; where all counts, also shape and value."""
-    if isinstance(value, mx.array | Empty):
-        dtype = str(value.dtype).rpartition(".")[2]
-        return (dtype, tuple(value.shape)) if counts else (dtype,)
-    if param.is_constexpr:
-        return (token(value),)
-    return (type(value).__name__, repr(value)) if counts else (type(value).__name__,)
+    kind = type(value)
+    if kind is mx.array or kind is Empty:
+        name = _dtype_name(value.dtype)
+        return (name, tuple(value.shape)) if counts else name
+    if is_constexpr:
+        return token(value)
+    # 0.0 == -0.0, and 1 == 1.0 == True.
+    return (kind.__name__, repr(value)) if counts else kind.__name__
+
+
+@functools.cache
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2]
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, mx.array | Empty):
-        return f"{str(value.dtype).rpartition('.')[2]} {tuple(value.shape)}"
+        return f"{_dtype_name(value.dtype)} {tuple(value.shape)}"
     return repr(value)
 
 
