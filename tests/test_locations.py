@@ -58,7 +58,7 @@ def effects(func: Func, *opcodes: str) -> list[int]:
 
 
 # Programs with threadgroup memory of the user's own.
-LANES = ("lanes", "passed on")
+LANES = ("lanes", "passed on", "idle loop")
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -199,23 +199,30 @@ class _Numbered:
         """
         bounds = [self.numbers[value] for value in (item.start, item.end, item.step)]
         here = ("loop", item.index, *bounds)
-        for buffer, held in self.memory.items():
+        stored = self.stored(item)
+        for buffer in stored:
+            held = self.memory.get(buffer, self.numbers[buffer])
             self.memory[buffer] = self.of(*here, "memory", held)
         self.numbers[item.index] = self.of(*here)
         for arg, init in zip(item.carried, item.inits, strict=True):
             self.numbers[arg] = self.of(*here, arg, self.numbers[init])
         self.block(item.body, (*path, here))
-        self.leave(item, (*path, here))
-        for buffer, held in self.memory.items():
-            self.memory[buffer] = self.of(*here, "left", held)
+        self.leave(item, (*path, here), stored)
+        for buffer in stored:
+            self.memory[buffer] = self.of(*here, "left", self.memory[buffer])
         for result, arg, made in zip(item.results, item.carried, item.yields, strict=True):
             self.numbers[result] = self.of(*here, self.numbers[arg], self.numbers[made])
             self.note(item, "load", (*path, here), [(arg, made)])
 
-    def leave(self, item: ThreadFor, path: Path) -> None:
+    def stored(self, item: ThreadFor) -> list[Value]:
+        """The threadgroup memory that a loop stores to; a loop that does nothing may go."""
+        inner = (part for part in walk(item.body) if isinstance(part, metal.ThreadgroupStore))
+        return sorted({part.buffer for part in inner}, key=self.numbers.__getitem__)
+
+    def leave(self, item: ThreadFor, path: Path, stored: Sequence[Value]) -> None:
         """What the body leaves in threadgroup memory the next iteration finds there: a fact too."""
-        held = sorted((self.numbers[buffer], held) for buffer, held in self.memory.items())
-        if held:
+        if stored:
+            held = [(self.numbers[buffer], self.memory[buffer]) for buffer in stored]
             self.runs.append(_Run(None, "loop", item, [(path, *held)]))
 
     def note(

@@ -135,6 +135,19 @@ def exchanged(x, y, n):
 
 
 @metile.kernel
+def idle_loop(x, y, n):
+    """A loop that leaves nothing, between a store to memory and the load behind it."""
+    memory = metile.shared(64, metile.f32)
+    t = metile.thread_id()
+    memory.store(t, metile.tensor(x, shape=(64,), access="read").load(t))
+    count = 0
+    for step in metile.tile_range(0, n):
+        count += step
+    metile.barrier()
+    metile.tensor(y, shape=(64,), access="write").store(metile.arange(0, 64), memory.load(63 - t))
+
+
+@metile.kernel
 def passed_on(x, y, n):
     """An iteration reads what the one before it has left; after the last one nobody does."""
     memory = metile.shared(64, metile.f32)
@@ -188,6 +201,7 @@ SAMPLES = {
         {"LAYOUT": metile.ThreadLayout.identity(512)},
     ),
     "loops": Sample(accumulated, ("f32*", "f32*", "i32")),
+    "idle loop": Sample(idle_loop, ("f32*", "f32*", "i32")),
     "passed on": Sample(passed_on, ("f32*", "f32*", "i32")),
     "lanes": Sample(exchanged, ("f32*", "f32*", "i32")),
     "numbers": Sample(numbers, ("f32*", "f32*", "i32", "f32"), {"POWER": 3}),
