@@ -7,17 +7,22 @@ kernels are not made for it, MLX's own operations run, as the method has them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
+from metile_mlx.nn.activations import Approximation, geglu, gelu, silu, swiglu
 from metile_mlx.nn.add_rms_norm import add_rms_norm
+from metile_mlx.nn.optional import mlx_nn
 from metile_mlx.nn.rms_norm import rms_norm
 from metile_mlx.patching.forms import form_of, is_swapped
 from metile_mlx.runtime.optional import mx
 
+Function: TypeAlias = Callable[..., Any]
+
 _FLOATS = (mx.float16, mx.bfloat16, mx.float32)
 
 
-def add_norm(a: Any, b: Any, norm: Callable[[Any], Any]) -> tuple[Any, Any]:
+def add_norm(a: Any, b: Any, norm: Function) -> tuple[Any, Any]:
     """a + b, and its norm; in one kernel where the norm runs on ours."""
     form = form_of(norm) if is_swapped(norm) and _are_alike(a, b) else None
     if form is None:
@@ -26,6 +31,28 @@ def add_norm(a: Any, b: Any, norm: Callable[[Any], Any]) -> tuple[Any, Any]:
     weight, eps = form(norm, None)
     normed, total = add_rms_norm(a, b, weight, eps)
     return total, normed
+
+
+def _activated(name: str, ours: Function) -> Function:
+    """An activation, `name` in mlx.nn."""
+
+    def call(x: Any) -> Any:
+        if isinstance(x, mx.array) and x.dtype in _FLOATS:
+            return ours(x)
+        return getattr(mlx_nn, name)(x)
+
+    return call
+
+
+def _gated(name: str, ours: Function) -> Function:
+    """activation(gate) * up, with the activation `name` in mlx.nn."""
+
+    def call(gate: Any, up: Any) -> Any:
+        if _are_alike(gate, up):
+            return ours(gate, up)
+        return getattr(mlx_nn, name)(gate) * up
+
+    return call
 
 
 def _are_alike(a: object, b: object) -> bool:
@@ -40,4 +67,17 @@ def _are_alike(a: object, b: object) -> bool:
     )
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {"rms_norm": rms_norm, "add_norm": add_norm}
+_GELUS: dict[str, Approximation] = {
+    "gelu": "none",
+    "gelu_approx": "tanh",
+    "gelu_fast_approx": "fast",
+}
+FUNCTIONS: dict[str, Function] = {
+    "rms_norm": rms_norm,
+    "add_norm": add_norm,
+    "silu": _activated("silu", silu),
+    "swiglu": _gated("silu", swiglu),
+}
+for _name, _approx in _GELUS.items():
+    FUNCTIONS[_name] = _activated(_name, partial(gelu, approx=_approx))
+    FUNCTIONS[_name.replace("gelu", "geglu")] = _gated(_name, partial(geglu, approx=_approx))

@@ -21,8 +21,8 @@ def patch(model: Any, *, sample: Any, measure: bool = False) -> PatchReport:
       other class that calls it) and `mx.fast.layer_norm`;
     - residual sums with the norm that follows, `h = x + r` and `self.norm(h)`, where the norm is a
       module that is `mx.fast.rms_norm` and nothing else;
-    - gates, `silu(gate) * up` with MLX's silu, gelu or gelu_approx, written out or behind a
-      function such as mlx-lm's `swiglu`; and those activations alone.
+    - gates, `silu(gate) * up` with MLX's silu or one of its gelus, written out or behind a function
+      such as mlx-lm's `swiglu`; and those activations alone.
 
     All else in a method stays as it is. A method whose source is not there, or is not what runs, is
     left alone, and so is everything that no rule names. The model runs on the sample before and

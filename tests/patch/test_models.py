@@ -65,6 +65,7 @@ def generated(model: nn.Module, forced: mx.array | None = None) -> tuple[mx.arra
 def test_logits_and_64_tokens_with_a_cache(name: str, dtype: mx.Dtype) -> None:
     theirs, ours, report = patched(name, dtype)
     assert len([s for s in report.swaps if s.kind == "norm"]) == LAYERS * NORMS[name] + 1
+    assert {s.kind for s in report.swaps} >= {"norm", "gate"}
     sums = len([s for s in report.swaps if s.kind == "residual"])
     # Gemma 3 clips its sums.
     assert sums == (0 if name == "gemma3_text" else LAYERS)

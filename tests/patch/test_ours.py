@@ -8,9 +8,10 @@ import mlx.core as mx
 import pytest
 from mlx import nn
 
-from metile_mlx.patching import modules, ours
+from metile_mlx.patching import modules, ours, rounded_once
 from metile_mlx.patching.modules import Candidate, Installation, places
 from metile_mlx.patching.operations import OURS
+from metile_mlx.patching.recognition import known
 from tests.support.public import same_bits
 
 DIMS = 40
@@ -88,3 +89,50 @@ def test_a_norm_that_is_not_swapped_is_called(kernels: list[str]) -> None:
         assert same_bits(normed, norm(a + b))
     assert kernels == []
     assert modules.refusal(places(nn.RMSNorm(DIMS))[0]) is None
+
+
+ACTIVATIONS = {
+    "silu": nn.silu,
+    "gelu": nn.gelu,
+    "gelu_approx": nn.gelu_approx,
+    "gelu_fast_approx": nn.gelu_fast_approx,
+}
+GATES = {"swiglu": nn.silu} | {
+    name.replace("gelu", "geglu"): activation
+    for name, activation in ACTIVATIONS.items()
+    if name != "silu"
+}
+
+
+def close(made: mx.array, expected: mx.array) -> bool:
+    """Within a few units of the last place of f32; f16 and bf16 are rounded as MLX does."""
+    share = 4 * mx.finfo(expected.dtype).eps
+    return made.dtype == expected.dtype and bool(
+        mx.allclose(made, expected, rtol=share, atol=share).item()
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_mlxs(name: str, dtype: mx.Dtype) -> None:
+    x = rows(4, dtype)
+    assert close(ours.FUNCTIONS[name](x), ACTIVATIONS[name](x))
+    whole = mx.arange(-4, 4)
+    assert close(ours.FUNCTIONS[name](whole), ACTIVATIONS[name](whole))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", GATES)
+def test_gates_are_mlxs(name: str, dtype: mx.Dtype) -> None:
+    gate, up = mx.split(rows(5, dtype, (3, 2 * DIMS)), 2, axis=-1)
+    assert close(ours.FUNCTIONS[name](gate=gate, up=up), GATES[name](gate) * up)
+    for other in (2.0, up[:1], up.astype(mx.float32)):
+        expected = GATES[name](gate) * other
+        assert close(ours.FUNCTIONS[name](up=other, gate=gate), expected)
+
+
+def test_everything_that_is_recognised_is_there() -> None:
+    """A function that only the other evaluation knows would never be swapped."""
+    later = {"layer_norm"}
+    assert set(ours.FUNCTIONS) | later == set(rounded_once.FUNCTIONS)
+    assert set(ACTIVATIONS) | {"rms_norm", "layer_norm"} == {name for _, name in known()}

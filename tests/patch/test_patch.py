@@ -115,6 +115,10 @@ def test_norms_run_on_our_kernels_and_come_back() -> None:
     report.restore()
 
 
+def kinds_of(report: metile.PatchReport) -> set[str]:
+    return {swap.kind for swap in report.swaps}
+
+
 def _at(model: nn.Module, path: str) -> Any:
     return dict(model.named_modules())[path]
 
@@ -175,18 +179,18 @@ def test_unknown_norms_are_left_alone_with_the_reason() -> None:
     """A subclass that does more, and methods that can't be read."""
     model = made(lambda: Hooked(DIMS))
     report = metile.patch(model, sample=TOKENS)
-    assert not report
+    assert not kinds_of(report) & {"norm", "residual"}
     assert {(d.path, d.reason) for d in report.declines} >= {
         ("norm", "its __call__ holds no operation of MLX's")
     }
     Hooked.calls = 0
     model(TOKENS)
     assert Hooked.calls == 5
-    compiled = type("Compiled", (MyNorm,), {"__call__": mx.compile(lambda self, x: x)})
-    report = metile.patch(made(compiled), sample=TOKENS)
-    assert not report
-    assert {d.reason for d in report.declines} == {
-        "its __call__ is not known: it is _gc_func, not a Python function"
+    foreign = type("Foreign", (MyNorm,), {"__call__": mx.negative})
+    report = metile.patch(made(foreign), sample=TOKENS)
+    assert not kinds_of(report) & {"norm", "residual"}
+    assert {d.reason for d in report.declines if d.kind == "norm"} == {
+        "its __call__ is not known: it is nb_func, not a Python function"
     }
 
 
@@ -289,7 +293,8 @@ def test_a_model_that_changes_from_run_to_run_is_left_alone() -> None:
     report = metile.patch(model, sample=TOKENS)
     assert not report
     assert all("two runs of MLX on the sample differ" in d.reason for d in report.declines)
-    assert [d.kind for d in report.declines] == ["norm"] * 5 + ["residual"] * 2
+    kinds = [d.kind for d in report.declines]
+    assert {kind: kinds.count(kind) for kind in ("norm", "residual")} == {"norm": 5, "residual": 2}
 
 
 def test_results_without_arrays_and_models_without_candidates() -> None:
@@ -327,7 +332,7 @@ def test_what_is_slower_is_dropped_when_measured(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(measuring, "compare", fake)
     model = made()
     report = Trial(model, (TOKENS,), ALL).run(measure=True)
-    assert {s.kind for s in report.swaps} == {"gate", "activation"}
+    assert kinds_of(report) == {"gate", "activation"}
     reasons = {d.kind: d.reason for d in report.declines}
     assert reasons == {
         "norm": "slower: 2000.000 ms with it, 1000.000 ms without",
@@ -343,7 +348,7 @@ def test_a_measured_patch_names_every_kind_and_says_the_same() -> None:
     report = metile.patch(model, sample=TOKENS, measure=True)
     kinds = [m.kind for m in report.measured]
     assert kinds[0] == "norm"
-    assert {s.kind for s in report.swaps} <= {m.kind for m in report.measured if m.kept}
+    assert kinds_of(report) <= {m.kind for m in report.measured if m.kept}
     assert all(m.with_it > 0 and m.without > 0 for m in report.measured)
     assert mx.allclose(model(TOKENS), expected, rtol=1e-5, atol=1e-5)
 
@@ -359,7 +364,7 @@ def test_a_patched_model_compiles_and_a_class_that_refuses_is_left_alone() -> No
     assert {d.reason for d in report.declines if d.kind == "any"} == {
         "its class can't be derived from: no subclasses"
     }
-    assert not report
+    assert not kinds_of(report) & {"norm", "residual"}
     assert {d.reason for d in report.declines if d.kind == "residual"} == {
         "the norm of the sum is not swapped"
     }
