@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 from metile_mlx.locks import Lock
+from metile_mlx.nn.activations import gelu, silu
 from metile_mlx.nn.optional import mlx_nn
 from metile_mlx.nn.rms_norm import rms_norm
 
@@ -24,9 +25,17 @@ def _rms_norm(self: Any, x: Any) -> Any:
     return rms_norm(x, self["weight"], self.eps)
 
 
+def _silu(_: Any, x: Any) -> Any:
+    return silu(x)
+
+
+def _gelu(self: Any, x: Any) -> Any:
+    return gelu(x, self._approx)
+
+
 def _methods() -> dict[type, Method]:
     """What runs in the place of MLX's own `__call__`."""
-    return {mlx_nn.RMSNorm: _rms_norm}
+    return {mlx_nn.RMSNorm: _rms_norm, mlx_nn.SiLU: _silu, mlx_nn.GELU: _gelu}
 
 
 @contextmanager
@@ -36,9 +45,9 @@ def using() -> Iterator[None]:
         with metile.nn.using():
             y = model(x)
 
-    The modules are mlx.nn.RMSNorm, and subclasses that leave its `__call__` as it is. Only calls of
-    this thread, or of this asyncio task, change; blocks may be nested. When the last one in any
-    thread is left, the classes have MLX's methods again.
+    The modules are mlx.nn.RMSNorm, SiLU and GELU, and subclasses that leave their `__call__` as it
+    is. Only calls of this thread, or of this asyncio task, change; blocks may be nested. When the
+    last one in any thread is left, the classes have MLX's methods again.
 
     Nothing is checked against MLX: `metile.patch` does that, and knows more operations. A function
     that mx.compile traces inside the block keeps our kernels afterwards, and one that it traced

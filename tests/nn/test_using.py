@@ -40,7 +40,8 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    monkeypatch.setattr(block, "rms_norm", noted("rms_norm", block.rms_norm))
+    for name in ("rms_norm", "silu", "gelu"):
+        monkeypatch.setattr(block, name, noted(name, getattr(block, name)))
     return calls
 
 
@@ -59,6 +60,19 @@ def test_inside_the_block_modules_run_on_our_kernels(kind: type, ours: list[str]
     assert nn.RMSNorm.__call__ is method
     module(X)
     assert ours == ["rms_norm"] * 3
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.SiLU(), *(nn.GELU(approx) for approx in ("none", "precise", "tanh", "fast"))],
+    ids=["silu", "gelu", "gelu precise", "gelu tanh", "gelu fast"],
+)
+def test_activations_do_too(module: nn.Module, ours: list[str]) -> None:
+    method, expected = type(module).__call__, module(X)
+    with metile.nn.using():
+        assert mx.allclose(module(X), expected, rtol=1e-5, atol=1e-6)
+    assert len(ours) == 1
+    assert type(module).__call__ is method
 
 
 def test_another_thread_keeps_mlxs_and_the_last_to_leave_restores(ours: list[str]) -> None:
