@@ -18,6 +18,7 @@ from mlx_lm.models.cache import make_prompt_cache
 import metile_mlx as metile
 from metile_mlx.patching.agreement import compare
 from tests.patch.architectures import LAYERS, MODELS, VOCABULARY, build
+from tests.support import profile
 
 STEPS = 64
 SAMPLE = mx.random.randint(0, VOCABULARY, (2, 19), key=mx.random.key(5))
@@ -25,9 +26,12 @@ PROMPT = mx.random.randint(0, VOCABULARY, (1, 7), key=mx.random.key(6))
 F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
 # MLX's mixture of experts runs in f32 only on a CPU ("[GatherMM::eval]").
 WITH_RMS_NORM = [name for name in MODELS if name != "phi"]
+IN_F16 = [name for name in WITH_RMS_NORM if name != "mixtral"]
+if profile.name() != "full":
+    IN_F16 = ["llama", "qwen3", "gemma2", "gemma3_text"]
 CASES = [
     *((name, F32) for name in WITH_RMS_NORM),
-    *((name, F16) for name in WITH_RMS_NORM if name != "mixtral"),
+    *((name, F16) for name in IN_F16),
     ("llama", BF16),
 ]
 # Norms of each kind of model, per layer and for all.
@@ -79,9 +83,8 @@ def test_logits_and_64_tokens_with_a_cache(name: str, dtype: mx.Dtype) -> None:
     tokens, logits = generated(theirs)
     (steps,) = compare([generated(ours, tokens)[1]], [logits], [allowed])
     assert steps.tokens_equal == steps.tokens, str(steps)
-    if dtype == F32:
-        assert steps.is_met, str(steps)
-        assert mx.array_equal(generated(ours)[0], tokens)
+    # Equal tokens from equal tokens: what it generates by itself is the same.
+    assert dtype != F32 or steps.is_met, str(steps)
 
 
 def step(model: nn.Module) -> tuple[float, dict[str, np.ndarray[Any, Any]]]:
