@@ -35,7 +35,9 @@ def draw(
                 label=line_name,
                 linewidth=2.5 if index == 0 else 1.2,
             )
-        axis.set_xticks(range(len(labels)), labels)
+        # Many are names, which need room.
+        turned = {"rotation": 60, "ha": "right"} if len(labels) > 8 else {}
+        axis.set_xticks(range(len(labels)), labels, **turned)
         axis.set_ylim(bottom=0)
         axis.set_title(name)
         axis.set_xlabel(x_label)

@@ -31,7 +31,29 @@ static inline float metile_bits_f32(uint32_t bits) {
   return value;
 }
 
-#if (defined(__clang__) && defined(__F16C__)) || defined(__aarch64__)
+#if defined(__clang__) && defined(__F16C__)
+
+// clang does arithmetic and comparisons of widened halves in half, lane by lane. An operation on
+// the bits between keeps it from that: the sign once more, a NaN made quiet once more.
+static inline float metile_f16_to_f32(uint16_t half) {
+  __fp16 value;
+  memcpy(&value, &half, sizeof value);
+  const uint32_t sign = ((uint32_t)half << 16) & 0x80000000u;
+  return metile_bits_f32(metile_f32_bits((float)value) | sign);
+}
+
+static inline uint16_t metile_f32_to_f16(float value) {
+  const uint32_t word = metile_f32_bits(value);
+  const uint32_t quiet = (word & 0x7fffffffu) > 0x7f800000u ? 0x400000u : 0u;
+  const __fp16 half = (__fp16)metile_bits_f32(word | quiet);
+  uint16_t bits;
+  memcpy(&bits, &half, sizeof bits);
+  return bits;
+}
+
+#else
+
+#if defined(__aarch64__)
 
 static inline float metile_f16_to_f32(uint16_t half) {
   __fp16 value;
@@ -56,8 +78,7 @@ static inline float metile_f16_to_f32(uint16_t half) {
 
 #endif
 
-// Round to nearest even, in integers for both compilers: clang turns its own truncation of a float
-// sum into a half addition, which it then runs lane by lane.
+// Round to nearest even.
 static inline uint16_t metile_f32_to_f16(float value) {
   const uint32_t word = metile_f32_bits(value);
   const uint32_t sign = (word >> 16) & 0x8000u;
@@ -70,6 +91,8 @@ static inline uint16_t metile_f32_to_f16(float value) {
   bits = magnitude > 0x7f800000u ? (0x7e00u | ((magnitude >> 13) & 0x3ffu)) : bits;
   return (uint16_t)(bits | sign);
 }
+
+#endif
 
 static inline float metile_bf16_to_f32(uint16_t bits) {
   return metile_bits_f32((uint32_t)bits << 16);

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from metile_mlx.dtypes import DType, bf16, f16, f32
 from metile_mlx.emit.cpp import emit_cpp
 from metile_mlx.emit.source import KernelSource
-from metile_mlx.ir.arith import UnaryKind
-from metile_mlx.ir.metal import Unary
+from metile_mlx.ir.arith import BinaryKind, UnaryKind
+from metile_mlx.ir.metal import Binary, Unary
 from metile_mlx.runtime.toolchain import Toolchain, prelude
 from tests.emit.compiled import remarks, text_of
 from tests.emit.kernels import Tile, cpu_context
@@ -274,3 +274,18 @@ def test_loops_over_lanes_vectorise(compiler: str) -> None:
         at = lines.stop
         name = part.split(" ", 1)[0]
         assert name not in sources or seen.intersection(lines), f"{name} is not vectorised"
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_halves_are_compared_and_added_as_floats(compiler: str) -> None:
+    """X4: no compiler goes back to arithmetic of halves, which runs lane by lane."""
+    sources = {}
+    for kind in (BinaryKind.ADD, BinaryKind.MAXIMUM):
+        tile = Tile(256, f16)
+        tile.store(
+            tile.b.add(Binary(kind, tile.values, tile.b.add(Unary(UnaryKind.SIGMOID, tile.values))))
+        )
+        sources[kind.value] = emit_cpp(tile.func(kind.value), cpu_context())
+    said, assembly = remarks(compiler, text_of(sources))
+    assert said.count("vectorized") >= len(sources)
+    assert not re.search(r"ucomiss|addss|mulss", assembly)
