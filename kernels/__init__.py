@@ -1,6 +1,7 @@
 """Kernels written in the public language, one family per file; installed as `metile_kernels`.
 
-A module that has kernels says how `python -m metile_mlx selftest` checks them on any backend:
+A module that has kernels says how `python -m metile_mlx selftest` checks them on any backend (one
+whose name begins with an underscore has none):
 
     SELFTESTS = [("copy f16", selftest_copy), ...]
 

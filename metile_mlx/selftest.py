@@ -141,6 +141,9 @@ def modules(library: str) -> Iterator[tuple[str, Sequence[Any] | Outcome]]:
         yield library, Outcome(library, "all", NOT_RUN, f"{library} can't be imported: {error}")
         return
     for info in pkgutil.iter_modules(package.__path__):
+        if info.name.startswith("_"):
+            # What kernels share.
+            continue
         try:
             module = importlib.import_module(f"{library}.{info.name}")
         except Exception as error:

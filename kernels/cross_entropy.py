@@ -1,0 +1,120 @@
+"""Cross entropy of rows of logits and integer targets, and its gradient (SPEC B1).
+
+`log(sum(exp(x))) - x[target]` for each row, in one pass as `metile_kernels.softmax` does it, in
+f32 with one rounding at the store. What the pass has found is an output too, so that the gradient
+is one pass more and no sum.
+
+A target of -width to -1 counts from the end, as an index of MLX does. Any other number outside of
+the row reads nothing: the row's loss and gradient are NaN. So is the loss of a row of `-inf`.
+
+    from metile_kernels.cross_entropy import cross_entropy
+
+    found = metile.empty(rows, mx.float32)
+    loss, largest, total = cross_entropy[rows](
+        logits, targets, metile.empty(rows, dtype), found, found, width
+    )
+"""
+
+import math
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+
+import metile_mlx as metile
+from metile_kernels._samples import FLOATS, normal
+from metile_kernels.gather import from_the_end
+from metile_kernels.softmax import LOWEST, larger_and_sum, together
+
+
+@metile.kernel
+def cross_entropy(
+    logits,
+    targets,
+    losses,
+    maxima,
+    totals,
+    width: int,
+    BLOCK: metile.constexpr = 1024,
+):
+    """`log(sum(exp(x))) - x[target]` of rows of `width` logits.
+
+    Args:
+        logits: rows * width elements; the grid is the number of rows.
+        targets: one i32 for each row.
+        losses: one for each row, of any float dtype.
+        maxima, totals: the largest logit of each row and `sum(exp(x - largest))`, f32.
+        width: any number; a new one compiles nothing.
+        BLOCK: elements at a time, one per thread: a power of two of 32 to 1024.
+    """
+    rows = metile.num_programs(0)
+    source = metile.tensor(logits, shape=(rows, width), access="read")
+    row = metile.program_id(0)
+    lanes = metile.arange(0, BLOCK)
+    largest = metile.full(BLOCK, LOWEST, metile.f32)
+    total = metile.zeros(BLOCK, metile.f32)
+    for start in metile.tile_range(0, width, BLOCK):
+        value = metile.cast(source.load((row, start + lanes), fill=-math.inf), metile.f32)
+        largest, total = larger_and_sum(largest, total, value)
+    most, total_of_row = together(largest, total)
+    target = metile.tensor(targets, shape=rows, access="read").load(row)
+    score = source.load((row, from_the_end(target, width)), fill=math.nan)
+    loss = metile.log(total_of_row) - (metile.cast(score, metile.f32) - most)
+    metile.tensor(losses, shape=rows, access="write").store(row, loss)
+    metile.tensor(maxima, shape=rows, access="write").store(row, most)
+    metile.tensor(totals, shape=rows, access="write").store(row, total_of_row)
+
+
+@metile.kernel
+def cross_entropy_gradient(
+    logits,
+    targets,
+    maxima,
+    totals,
+    cotangents,
+    gradient,
+    width: int,
+    BLOCK: metile.constexpr = 1024,
+):
+    """`c * (softmax(x) - onehot(target))` for the cotangents c of the losses.
+
+    Args:
+        logits, targets, maxima, totals, width, BLOCK: as of `cross_entropy`.
+        cotangents: one for each row.
+        gradient: rows * width elements.
+    """
+    rows = metile.num_programs(0)
+    source = metile.tensor(logits, shape=(rows, width), access="read")
+    result = metile.tensor(gradient, shape=(rows, width), access="write")
+    row = metile.program_id(0)
+    target = from_the_end(metile.tensor(targets, shape=rows, access="read").load(row), width)
+    most = metile.tensor(maxima, shape=rows, access="read").load(row)
+    scale = 1 / metile.tensor(totals, shape=rows, access="read").load(row)
+    cotangent = metile.tensor(cotangents, shape=rows, access="read").load(row)
+    is_inside = (target >= 0) & (target < width)
+    factor = metile.where(is_inside, metile.cast(cotangent, metile.f32), math.nan)
+    for start in metile.tile_range(0, width, BLOCK):
+        columns = start + metile.arange(0, BLOCK)
+        power = metile.exp(metile.cast(source.load((row, columns)), metile.f32) - most)
+        hit = metile.where(columns == target, 1.0, 0.0)
+        result.store((row, columns), factor * (power * scale - hit))
+
+
+def _selftest(dtype, width, backend):
+    """The last target lies outside."""
+    x, exact = normal(dtype, 4, width, scale=3)
+    targets = mx.array([0, width - 1, -1, width], mx.int32)
+    found = metile.empty(4, mx.float32)
+    arguments = (x, targets, found, found, found, width)
+    dispatch = cross_entropy[4].prepare(*arguments, backend=backend)
+    largest = exact.max(axis=1)
+    totals = np.exp(exact - largest[:, None]).sum(axis=1)
+    scores = np.array([exact[0, 0], exact[1, -1], exact[2, -1], np.nan])
+    return dispatch, arguments, (np.log(totals) + largest - scores, largest, totals), 32
+
+
+SELFTESTS = [
+    (f"cross_entropy, {width} columns, {name}", partial(_selftest, dtype, width))
+    for width in (33, 1500)
+    for name, dtype in FLOATS
+]
