@@ -72,15 +72,16 @@ def cross_entropy_gradient(
     maxima,
     totals,
     cotangents,
+    total_cotangents,
     gradient,
     width: int,
     BLOCK: metile.constexpr = 1024,
 ):
-    """`c * (softmax(x) - onehot(target))` for the cotangents c of the losses.
+    """`c * (softmax(x) - onehot(target)) + t * exp(x - largest)`, c and t those of two outputs.
 
     Args:
         logits, targets, maxima, totals, width, BLOCK: as of `cross_entropy`.
-        cotangents: one for each row.
+        cotangents, total_cotangents: of the losses and of the totals; t is 0 in a first gradient.
         gradient: rows * width elements.
     """
     rows = metile.num_programs(0)
@@ -91,13 +92,14 @@ def cross_entropy_gradient(
     most = metile.tensor(maxima, shape=rows, access="read").load(row)
     scale = 1 / metile.tensor(totals, shape=rows, access="read").load(row)
     cotangent = metile.tensor(cotangents, shape=rows, access="read").load(row)
+    extra = metile.tensor(total_cotangents, shape=rows, access="read").load(row)
     is_inside = (target >= 0) & (target < width)
     factor = metile.where(is_inside, metile.cast(cotangent, metile.f32), math.nan)
     for start in metile.tile_range(0, width, BLOCK):
         columns = start + metile.arange(0, BLOCK)
         power = metile.exp(metile.cast(source.load((row, columns)), metile.f32) - most)
         hit = metile.where(columns == target, 1.0, 0.0)
-        result.store((row, columns), factor * (power * scale - hit))
+        result.store((row, columns), factor * (power * scale - hit) + extra * power)
 
 
 def _selftest(dtype, width, backend):

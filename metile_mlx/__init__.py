@@ -115,6 +115,13 @@ if TYPE_CHECKING:
     from metile_mlx.nn.activations import geglu, gelu, silu, swiglu
     from metile_mlx.nn.add_rms_norm import add_rms_norm
     from metile_mlx.nn.rms_norm import rms_norm
+    from metile_mlx.nn.add_rms_norm import add_rms_norm
+    from metile_mlx.nn.cross_entropy import cross_entropy
+    from metile_mlx.nn.reduce import reduce
+    from metile_mlx.nn.rms_norm import rms_norm
+    from metile_mlx.nn.softmax import log_softmax, softmax
+    from metile_mlx.nn.take import take
+    from metile_mlx.nn.top1 import top1
     from metile_mlx.patching.patch import patch
     from metile_mlx.patching.report import PatchReport
 
@@ -161,6 +168,7 @@ __all__ = [
     "constexpr",
     "convert_layout",
     "cos",
+    "cross_entropy",
     "device_print",
     "dot",
     "empty",
@@ -185,6 +193,7 @@ __all__ = [
     "load",
     "log",
     "log2",
+    "log_softmax",
     "max",
     "maximum",
     "min",
@@ -195,6 +204,7 @@ __all__ = [
     "patch",
     "permute",
     "program_id",
+    "reduce",
     "reshape",
     "rms_norm",
     "rsqrt",
@@ -207,10 +217,12 @@ __all__ = [
     "simd_shuffle_xor",
     "simd_sum",
     "sin",
+    "softmax",
     "sqrt",
     "store",
     "sum",
     "swiglu",
+    "take",
     "tanh",
     "tensor",
     "testing",
@@ -218,6 +230,7 @@ __all__ = [
     "tile_load",
     "tile_range",
     "tile_store",
+    "top1",
     "u8",
     "u16",
     "u32",
@@ -237,8 +250,14 @@ _LAZY = frozenset(
         "gelu",
         "silu",
         "swiglu",
+        "cross_entropy",
+        "log_softmax",
         "nn",
+        "reduce",
         "rms_norm",
+        "softmax",
+        "take",
+        "top1",
     }
 )
 

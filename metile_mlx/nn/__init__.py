@@ -3,8 +3,13 @@
 from metile_mlx.nn.activation_layers import GELU, SiLU
 from metile_mlx.nn.activations import geglu, gelu, silu, swiglu
 from metile_mlx.nn.add_rms_norm import add_rms_norm
+from metile_mlx.nn.cross_entropy import cross_entropy
 from metile_mlx.nn.normalization import RMSNorm
+from metile_mlx.nn.reduce import reduce
 from metile_mlx.nn.rms_norm import rms_norm
+from metile_mlx.nn.softmax import log_softmax, softmax
+from metile_mlx.nn.take import take
+from metile_mlx.nn.top1 import top1
 from metile_mlx.nn.using import using
 
 __all__ = [
@@ -17,5 +22,12 @@ __all__ = [
     "rms_norm",
     "silu",
     "swiglu",
+    "cross_entropy",
+    "log_softmax",
+    "reduce",
+    "rms_norm",
+    "softmax",
+    "take",
+    "top1",
     "using",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from metile_mlx.errors import LaunchError
+from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 
 # "mlx": each step of MLX's own function is rounded to the dtype of its arguments; "f32": the
@@ -37,6 +38,34 @@ def result_dtype(name: str, *arrays: mx.array | None) -> mx.Dtype:
             "bfloat16 or float32"
         )
     return dtype
+
+
+def as_rows(name: str, x: mx.array, stream: Place) -> mx.array:
+    """The rows of x along its last axis, as a matrix.
+
+    Raises:
+        LaunchError: x has no axis.
+    """
+    if x.ndim == 0:
+        raise LaunchError(f"[{name}] x has no axis; expected rows along its last one")
+    return mx.reshape(x, (x.size // max(x.shape[-1], 1), x.shape[-1]), stream=stream)
+
+
+def as_indices(name: str, x: mx.array, what: str) -> mx.array:
+    """Integers as i32: those outside of its range become its ends, which no table reaches.
+
+    Raises:
+        LaunchError: they are no integers.
+    """
+    if not mx.issubdtype(x.dtype, mx.integer):
+        raise LaunchError(
+            f"[{name}] {what} are {str(x.dtype).rpartition('.')[2]}; expected integers"
+        )
+    if x.dtype in (mx.uint32, mx.uint64):
+        x = mx.minimum(x, 2**31 - 1)
+    elif x.dtype == mx.int64:
+        x = mx.clip(x, -(2**31), 2**31 - 1)
+    return x.astype(mx.int32)
 
 
 def as_float(x: mx.array, dtype: mx.Dtype) -> mx.array:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from metile_mlx.backends import BACKENDS
+from metile_mlx.dispatch import Dispatch, Empty
 from metile_mlx.runtime import export
 from metile_mlx.runtime.backend import Place, choose
 from metile_mlx.runtime.optional import mx
@@ -94,6 +95,18 @@ class KernelFunction:
                 self._ready.clear()
             found = self._ready[key] = make(backend)
         return found
+
+    def launch(
+        self, kernel: Any, grid: int | tuple[int, ...], *arguments: Any, **constexprs: Any
+    ) -> Any:
+        """`kernel[grid](*arguments, **constexprs)`, made ready once for arrays like these."""
+        arrays = tuple([(a.shape, a.dtype) for a in arguments if isinstance(a, (mx.array, Empty))])
+
+        def make(_: str) -> Dispatch:
+            made: Dispatch = kernel[grid].prepare(*arguments, **constexprs, stream=self.stream)
+            return made
+
+        return self.ready((kernel, grid, arrays, *constexprs.items()), make)(*arguments)
 
     def _vjp(self, primals: object, cotangents: object, outputs: object) -> object:
         gradients = self.backward(_flat(primals), _flat(cotangents), _flat(outputs))
