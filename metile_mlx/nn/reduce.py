@@ -136,18 +136,27 @@ class Reduce(KernelFunction):
         if not mx.issubdtype(x.dtype, mx.floating):
             return (mx.zeros_like(x, stream=self.stream),)
         if self._operation in ("max", "min"):
-            given = (x, outputs[0], cotangents[0], empty(x.shape, x.dtype))
-            if self._of_rows:
-                return (self.launch(kernels.extreme_rows_gradient, rows, *given, columns),)
-            grid = -(-columns // _COLUMNS)
-            return (
-                self.launch(
-                    kernels.extreme_columns_gradient, grid, *given, rows, columns, BLOCK=_COLUMNS
-                ),
-            )
+            return (self._extreme_gradient(x, outputs[0], cotangents[0]),)
         given = cotangents[0]
         if self._operation == "mean":
             number = columns if self._of_rows else rows
             given = (given.astype(mx.float32, stream=self.stream) / number).astype(x.dtype)
         given = given.reshape((rows, 1) if self._of_rows else (1, columns), stream=self.stream)
         return (mx.broadcast_to(given, x.shape, stream=self.stream),)
+
+    def _extreme_gradient(self, x: mx.array, extremes: mx.array, cotangents: mx.array) -> mx.array:
+        rows, columns = x.shape
+        arguments = (x, extremes, cotangents, empty(x.shape, x.dtype))
+        made: mx.array
+        if self._of_rows:
+            made = self.launch(kernels.extreme_rows_gradient, rows, *arguments, columns)
+        else:
+            made = self.launch(
+                kernels.extreme_columns_gradient,
+                -(-columns // _COLUMNS),
+                *arguments,
+                rows,
+                columns,
+                BLOCK=_COLUMNS,
+            )
+        return made

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from metile_mlx.dtypes import DType
+from metile_mlx.dtypes import DType, f16
 from metile_mlx.errors import LaunchError, OutOfResources, UnsupportedError
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.lanes import LaneReduce, LaneShuffle, Shared, Sync, ThreadId
@@ -125,6 +125,9 @@ def _run(s: Programs, block: Block) -> tuple[Value, ...]:
 
 def _constant(s: Programs, op: Constant) -> mx.array:
     s.numbers[op.result] = op.value
+    if op.dtype == f16 and op.value != op.value:
+        # MLX's own NaN of this dtype is a signalling one.
+        return mx.array([[0x7E00]], mx.uint16).view(mx.float16)
     return mx.array([[op.value]], mlx_dtypes()[op.dtype])
 
 
