@@ -4,8 +4,8 @@
 f32 with one rounding at the store. What the pass has found is an output too, so that the gradient
 is one pass more and no sum.
 
-A target of -width to -1 counts from the end, as an index of MLX does. Any other number outside of
-the row reads nothing: the row's loss and gradient are NaN. So is the loss of a row of `-inf`.
+A target outside of 0 to width - 1 reads nothing: the row's loss and gradient are NaN. So is the
+loss of a row of `-inf`.
 
     from metile_kernels.cross_entropy import cross_entropy
 
@@ -23,7 +23,6 @@ import numpy as np
 
 import metile_mlx as metile
 from metile_kernels._samples import FLOATS, normal
-from metile_kernels.gather import from_the_end
 from metile_kernels.softmax import LOWEST, larger_and_sum, together
 
 
@@ -58,7 +57,7 @@ def cross_entropy(
         largest, total = larger_and_sum(largest, total, value)
     most, total_of_row = together(largest, total)
     target = metile.tensor(targets, shape=rows, access="read").load(row)
-    score = source.load((row, from_the_end(target, width)), fill=math.nan)
+    score = source.load((row, target), fill=math.nan)
     loss = metile.log(total_of_row) - (metile.cast(score, metile.f32) - most)
     metile.tensor(losses, shape=rows, access="write").store(row, loss)
     metile.tensor(maxima, shape=rows, access="write").store(row, most)
@@ -88,7 +87,7 @@ def cross_entropy_gradient(
     source = metile.tensor(logits, shape=(rows, width), access="read")
     result = metile.tensor(gradient, shape=(rows, width), access="write")
     row = metile.program_id(0)
-    target = from_the_end(metile.tensor(targets, shape=rows, access="read").load(row), width)
+    target = metile.tensor(targets, shape=rows, access="read").load(row)
     most = metile.tensor(maxima, shape=rows, access="read").load(row)
     scale = 1 / metile.tensor(totals, shape=rows, access="read").load(row)
     cotangent = metile.tensor(cotangents, shape=rows, access="read").load(row)
@@ -105,13 +104,13 @@ def cross_entropy_gradient(
 def _selftest(dtype, width, backend):
     """The last target lies outside."""
     x, exact = normal(dtype, 4, width, scale=3)
-    targets = mx.array([0, width - 1, -1, width], mx.int32)
+    targets = mx.array([0, width - 1, width // 2, width], mx.int32)
     found = metile.empty(4, mx.float32)
     arguments = (x, targets, found, found, found, width)
     dispatch = cross_entropy[4].prepare(*arguments, backend=backend)
     largest = exact.max(axis=1)
     totals = np.exp(exact - largest[:, None]).sum(axis=1)
-    scores = np.array([exact[0, 0], exact[1, -1], exact[2, -1], np.nan])
+    scores = np.array([exact[0, 0], exact[1, -1], exact[2, width // 2], np.nan])
     return dispatch, arguments, (np.log(totals) + largest - scores, largest, totals), 32
 
 

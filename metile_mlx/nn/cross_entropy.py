@@ -30,9 +30,9 @@ def cross_entropy(
 
     Args:
         logits: f16, bf16 or f32, of shape (..., N).
-        targets: integers of the shape (...). -N to -1 count from the end, as MLX's indices. Any
-            other outside of 0 to N - 1 reads nothing, and its loss and gradient are NaN: mask such
-            losses with mx.where, and give those rows a target inside.
+        targets: integers of the shape (...), from 0 to N - 1. Any other, -1 and a padding of -100
+            too, reads nothing, and its loss and gradient are NaN: mask such losses with mx.where,
+            and give those rows a target inside.
         reduction: "none" for one loss for each row; "mean" or "sum" of all.
         stream: an MLX stream or device.
 

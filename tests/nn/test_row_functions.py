@@ -56,7 +56,7 @@ def coarse(shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -> Arrays:
 
 def with_targets(shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -> Arrays:
     width = shape[-1]
-    targets = mx.random.randint(-width, width, shape[:-1], key=mx.random.key(seed + 1))
+    targets = mx.random.randint(0, width, shape[:-1], key=mx.random.key(seed + 1))
     return (*alone(shape, dtype, seed), targets)
 
 
