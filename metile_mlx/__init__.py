@@ -114,8 +114,6 @@ if TYPE_CHECKING:
     from metile_mlx import nn
     from metile_mlx.nn.activations import geglu, gelu, silu, swiglu
     from metile_mlx.nn.add_rms_norm import add_rms_norm
-    from metile_mlx.nn.rms_norm import rms_norm
-    from metile_mlx.nn.add_rms_norm import add_rms_norm
     from metile_mlx.nn.cross_entropy import cross_entropy
     from metile_mlx.nn.reduce import reduce
     from metile_mlx.nn.rms_norm import rms_norm
@@ -246,16 +244,16 @@ _LAZY = frozenset(
     {
         *_OF_PATCHING,
         "add_rms_norm",
+        "cross_entropy",
         "geglu",
         "gelu",
-        "silu",
-        "swiglu",
-        "cross_entropy",
         "log_softmax",
         "nn",
         "reduce",
         "rms_norm",
+        "silu",
         "softmax",
+        "swiglu",
         "take",
         "top1",
     }
