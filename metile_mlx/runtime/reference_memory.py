@@ -103,7 +103,27 @@ def load(s: Programs, op: Load) -> mx.array:
     flat = mx.minimum(mx.maximum(flat, mx.array(0, view.index)), last)
     found = mx.take_along_axis(array, mx.reshape(flat, (-1,)), axis=0)
     found = mx.reshape(found, flat.shape)
-    return found if lanes is None else mx.where(lanes, found, fill)
+    if lanes is None:
+        return found
+    shape = mx.broadcast_shapes(found.shape, lanes.shape, fill.shape)
+    return _chosen(*[mx.broadcast_to(a, shape) for a in (lanes, found, fill)])
+
+
+def _chosen(lanes: mx.array, found: mx.array, fill: mx.array) -> mx.array:
+    """`mx.where` of arrays of one shape, whose gradient takes nothing from lanes that are off.
+
+    MLX multiplies a cotangent by the mask, so that a NaN there would reach the element that an off
+    lane was given instead of its own.
+    """
+    function = mx.custom_function(mx.where)
+
+    @function.vjp
+    def _(primals: Any, cotangent: mx.array, _: Any) -> Any:
+        mask, zero = primals[0], mx.zeros_like(cotangent)
+        return mx.zeros_like(mask), _chosen(mask, cotangent, zero), _chosen(mask, zero, cotangent)
+
+    made: mx.array = function(lanes, found, fill)
+    return made
 
 
 def store(s: Programs, op: Store) -> None:

@@ -16,7 +16,7 @@ from metile_mlx.context import Schedule
 from metile_mlx.dtypes import ALL, DType, bf16, bool_, f16, f32, i32
 from metile_mlx.errors import LaunchError, OutOfResources, UnsupportedError
 from metile_mlx.ir import tile
-from metile_mlx.ir.arith import BinaryKind, CompareKind
+from metile_mlx.ir.arith import BinaryKind, CompareKind, UnaryKind
 from metile_mlx.ir.core import Func, Value
 from metile_mlx.layout.affine import AffineMap
 from metile_mlx.layout.thread_layout import ThreadLayout
@@ -694,3 +694,19 @@ def test_scratch_of_one_dtype_serves_two_conversions_in_programs_of_a_grid() -> 
     source = special(f16, 192).reshape(3, 64)
     made = evaluate(planned(p.func()), {"x": source}, {}, {"y": ((3, 64), f16)}, (3, 1, 1))["y"]
     assert raw(made) == raw(source)
+
+
+def test_f24_lanes_that_are_off_have_no_gradient_whatever_becomes_of_them() -> None:
+    """The slope of a root at the 0 that they load is infinite; they stand for the last element."""
+
+    def root(x: mx.array) -> mx.array:
+        p, source, y, at = copy(3)
+        p.store(y, at, value=p.unary(UnaryKind.SQRT, p.load(source, at)))
+        return run(p, (3,), x=x)
+
+    x = mx.array([1.0, 4.0, 16.0])
+    for transform in (lambda f: f, mx.compile, lambda f: lambda x: mx.vmap(f)(x[None])[0]):
+        slope = transform(mx.grad(lambda x: root(x).sum()))
+        assert slope(x).tolist() == [0.5, 0.25, 0.125]
+        curve = transform(mx.grad(lambda x: mx.grad(lambda x: root(x).sum())(x).sum()))
+        assert mx.allclose(curve(x), -0.25 / x**1.5)
