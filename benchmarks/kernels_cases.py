@@ -58,6 +58,8 @@ class Operation:
         makers: dict[str, Callable[[mx.array], mx.array]] = {
             "rows": lambda key: mx.random.normal((case.rows, case.width), key=key).astype(dtype),
             "weights": lambda key: mx.random.uniform(0.5, 2, (case.width,), key=key).astype(dtype),
+            "targets": lambda key: mx.random.randint(0, case.width, (case.rows,), key=key),
+            "ids": lambda key: mx.random.randint(0, case.rows, (case.rows,), key=key),
         }
         arrays = [makers[name](key) for name, key in zip(self.inputs, keys, strict=True)]
         mx.eval(arrays)
@@ -103,6 +105,17 @@ def _exact_norm(x: Float64, w: Float64) -> Float64:
     return made
 
 
+def _log_sum(x: Float64) -> Float64:
+    most = x.max(axis=-1, keepdims=True)
+    made: Float64 = most + np.log(np.exp(x - most).sum(axis=-1, keepdims=True))
+    return made
+
+
+def _f32(function: Function) -> Function:
+    """A graph of one array that is f32 inside, with one cast at the end."""
+    return lambda x: function(x.astype(mx.float32)).astype(x.dtype)
+
+
 def _erf(x: Float64) -> Float64:
     """From a table, and three terms of the series around its nearest entry: within 1e-12."""
     step = 1 / 1024
@@ -124,6 +137,20 @@ def _gelu(x: Float64) -> Float64:
     return x * 0.5 * (1 + _erf(x / math.sqrt(2)))
 
 
+def _of_rows(name: str, axis: int, exact: Callable[..., Float64]) -> Operation:
+    """A reduction in f32 whatever the dtype. Of numbers of both signs a sum cancels."""
+    plain = getattr(mx, name)
+    return Operation(
+        ("rows",),
+        lambda x: metile.reduce(x, name, axis=axis),
+        lambda x: plain(x, axis=axis),
+        _f32(lambda x: plain(x, axis=axis)),
+        lambda x: (exact(x, axis=axis),),
+        steps=512,
+        mlx_steps=4096,
+    )
+
+
 OPERATIONS: dict[str, Operation] = {
     "rms_norm": Operation(
         ("rows", "weights"),
@@ -139,6 +166,48 @@ OPERATIONS: dict[str, Operation] = {
         lambda x, r, w: (_norm(x + r, w), x + r),
         # The norm of the sum as rounded is within a step of this.
         lambda x, r, w: (_exact_norm(x + r, w), x + r),
+    ),
+    "softmax": Operation(
+        ("rows",),
+        lambda x: metile.softmax(x),
+        lambda x: mx.softmax(x, axis=-1, precise=True),
+        _f32(lambda x: mx.softmax(x, axis=-1)),
+        lambda x: (np.exp(x - _log_sum(x)),),
+    ),
+    "log_softmax": Operation(
+        ("rows",),
+        lambda x: metile.log_softmax(x),
+        lambda x: nn.log_softmax(x, axis=-1),
+        _f32(lambda x: nn.log_softmax(x, axis=-1)),
+        lambda x: (x - _log_sum(x),),
+    ),
+    "cross_entropy": Operation(
+        ("rows", "targets"),
+        lambda x, t: metile.cross_entropy(x, t),
+        lambda x, t: nn.losses.cross_entropy(x, t),
+        lambda x, t: nn.losses.cross_entropy(x.astype(mx.float32), t).astype(x.dtype),
+        lambda x, t: ((_log_sum(x) - np.take_along_axis(x, t[:, None], -1))[:, 0],),
+    ),
+    "sum of rows": _of_rows("sum", -1, np.sum),
+    "sum of columns": _of_rows("sum", 0, np.sum),
+    "max of rows": _of_rows("max", -1, np.max),
+    "take": Operation(
+        ("rows", "ids"),
+        lambda table, ids: metile.take(table, ids),
+        lambda table, ids: mx.take(table, ids, axis=0),
+        lambda table, ids: mx.take(table, ids, axis=0),
+        lambda table, ids: (table[ids],),
+        steps=0,
+        mlx_steps=0,
+    ),
+    "top1": Operation(
+        ("rows",),
+        lambda x: metile.top1(x),
+        lambda x: (mx.max(x, axis=-1), mx.argmax(x, axis=-1)),
+        lambda x: (mx.max(x, axis=-1), mx.argmax(x, axis=-1)),
+        lambda x: (x.max(axis=-1), x.argmax(axis=-1)),
+        steps=0,
+        mlx_steps=0,
     ),
     "silu": Operation(
         ("rows",),
