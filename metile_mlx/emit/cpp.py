@@ -27,7 +27,7 @@ from metile_mlx.emit.cstyle import STATEMENTS, Expression, Statement, nothing
 from metile_mlx.emit.naming import unique_name
 from metile_mlx.emit.segments import Assign, Part, Phase, Segment, live
 from metile_mlx.emit.source import KernelSource
-from metile_mlx.emit.thread_tables import is_uniform
+from metile_mlx.emit.thread_tables import is_contiguous, is_uniform
 from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Func, Op, Value, walk
 from metile_mlx.ir.lanes import ThreadLaneReduce, ThreadLaneShuffle, ThreadSync
@@ -195,7 +195,7 @@ class _Cpp(CppLanes):
                 if text != "0u":
                     highs[value] = self.fresh(f"{names[value]}_high")
                     self.line(f"const uint32_t {highs[value]} = {text};")
-        if segment.permuted:
+        if not all(is_contiguous(moves.columns) for moves in segment.permuted.values()):
             small = step > SIMD_WIDTH and is_small(segment)
             self.helpers.add("unroll_small" if small else "unroll")
             self.line("METILE_UNROLL_SMALL" if small else "METILE_UNROLL")

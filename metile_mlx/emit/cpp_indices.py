@@ -122,12 +122,13 @@ def is_small(segment: Segment) -> bool:
 def permuted(moves: AffineMap, index: str, step: int, high: bool) -> str:
     """The image of the bits of `index`: those from `step` on (`high`) or those below it.
 
-    The two images share no bit, so they add up. The constant is shared out among them.
+    The two images share no bit, so they add up. The constant is shared out among them; what lies
+    outside of both goes to the lower one.
     """
     shifts: dict[int, int] = {}
     image = 0
     for bit, column in enumerate(moves.columns):
-        if (1 << bit >= step) == high:
+        if (1 << bit >= step) == high and column:
             image |= column
             shift = column.bit_length() - 1 - bit
             shifts[shift] = shifts.get(shift, 0) | 1 << bit
@@ -139,4 +140,6 @@ def permuted(moves: AffineMap, index: str, step: int, high: bool) -> str:
         return "0u"
     text = " | ".join(terms)
     constant = moves.constant & image
-    return f"({text}) ^ {constant}u" if constant else text
+    text = f"({text}) ^ {constant}u" if constant else text
+    outside = 0 if high else moves.constant & ~sum(moves.columns)
+    return f"({text}) + {outside}u" if outside else text

@@ -73,9 +73,8 @@ class CppLanes(CppValues):
         self.holding = segment.certain
         step = SIMD_WIDTH if grouped else self._step(segment)
         simple = grouped or step == self.func.threads
-        masks = segment.masks if simple else ()
-        uniform = tuple(mask for mask in masks if is_uniform(mask))
-        varying = () if segment.permuted else tuple(m for m in masks if not is_uniform(m))
+        uniform = tuple(mask for mask in segment.masks if is_uniform(mask))
+        varying = tuple(m for m in segment.masks if not (segment.permuted or is_uniform(m)))
         if leading(self.plan.tables, varying) == 0:
             varying = ()
         related = self.offsets.assumed(segment.ops) if simple and not segment.permuted else ()

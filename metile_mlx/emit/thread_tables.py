@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from metile_mlx.ir.metal import (
 )
 from metile_mlx.ir.types import ScalarType, VectorType
 from metile_mlx.layout.affine import AffineMap
-from metile_mlx.target import SIMD_WIDTH
+from metile_mlx.target import LANE_BITS, SIMD_WIDTH
 
 Table = NDArray[np.int64]
 _TOP = (1 << 31) - 1
@@ -63,6 +63,12 @@ def is_cheap(item: Op) -> bool:
     if isinstance(item, Binary) and item.kind in _SLOW:
         return False
     return not any(element(value).is_float for value in (*item.operands(), item.result))
+
+
+def is_contiguous(columns: Sequence[int]) -> bool:
+    """Whether the lanes of a simdgroup stand side by side, but simdgroups elsewhere."""
+    order = [1 << bit for bit in range(len(columns))]
+    return list(columns[:LANE_BITS]) == order[:LANE_BITS] and list(columns) != order
 
 
 class ThreadTables:
@@ -136,12 +142,17 @@ class ThreadTables:
             return None
         size = SIMD_WIDTH if lanes else self._threads
         bits = size.bit_length() - 1
-        constant = int(table[0])
-        if size != 1 << bits or table.max() >= size:
+        width = max(bits, int(table.max()).bit_length())
+        if size != 1 << bits or (lanes and width > bits):
             return None
-        made = AffineMap(tuple(int(table[1 << bit]) ^ constant for bit in range(bits)), constant)
+        constant = int(table[0])
+        columns = [int(table[1 << bit]) ^ constant for bit in range(bits)]
+        single = {column for column in columns if column.bit_count() == 1}
+        if len(single) < bits or (width > bits and not is_contiguous(columns)):
+            return None
+        made = AffineMap((*columns, *[0] * (width - bits)), constant)
         expected = made.apply(np.arange(self._threads) % size)
-        return made if made.is_permutation and bool((expected == table).all()) else None
+        return made if bool((expected == table).all()) else None
 
     def behind(self, value: Value) -> int | None:
         """How far the value lies behind the thread index, in every thread the same; or None.

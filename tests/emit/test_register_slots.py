@@ -7,7 +7,7 @@ import re
 import pytest
 
 from metile_mlx.compiler import lower
-from metile_mlx.context import Context
+from metile_mlx.context import Context, Schedule
 from metile_mlx.dtypes import DType, f16, f32, u16, u32
 from metile_mlx.emit.cpp import emit_cpp
 from metile_mlx.emit.thread_tables import ThreadTables
@@ -61,3 +61,44 @@ def test_how_far_a_value_lies_behind_the_thread_index() -> None:
     assert v.behind(v.op(BinaryKind.SHL, v.thread, 1)) is None
     assert v.behind(v.builder.add(Cast(v.op(BinaryKind.ADD, v.thread, 64), u16))) == 64
     assert v.behind(v.builder.add(Constant(3, u32))) is None
+
+
+@pytest.mark.parametrize("dtype", [f16, f32], ids=str)
+def test_reads_of_whole_simdgroups_are_contiguous_and_not_unrolled(dtype: DType) -> None:
+    """Lanes stay side by side where simdgroups and registers change places."""
+    source = ThreadLayout.identity(1024, 4)
+    turned = ThreadLayout((0, 1, 2, 3, 4, 8, 5, 9, 6, 7), 0, 4)
+    ctx = Context(CPU, Schedule(conversion="scratch"))
+    body = emit_cpp(lower(conversion_program(source, turned, dtype), ctx), ctx).body
+    assert "METILE_UNROLL" not in body
+    found = re.findall(r" = \w+_high \+ \((.*)\);", body)
+    near = [f"((low & 31u)) + {distance}u" for distance in (32, 128, 160)]
+    assert set(found) == {"(low & 31u)", *near}
+
+
+@pytest.mark.parametrize(
+    ("columns", "constant", "expected"),
+    [
+        ((1, 2, 4, 8, 16, 256), 0, True),
+        ((1, 2, 4, 8, 16, 256), 64, True),
+        # In order, which is no permutation but a distance; and lanes that are not side by side.
+        ((1, 2, 4, 8, 16, 32), 64, False),
+        ((2, 1, 4, 8, 16, 256), 0, False),
+        ((1, 2, 4, 8, 256, 256), 0, False),
+    ],
+)
+def test_bits_of_the_thread_index_in_other_places(
+    columns: tuple[int, ...], constant: int, expected: bool
+) -> None:
+    v = Values()
+    value = v.op(BinaryKind.AND, v.thread, 0)
+    for bit, column in enumerate(columns):
+        there = v.op(BinaryKind.AND, v.thread, 1 << bit)
+        there = v.op(BinaryKind.MUL, there, column >> bit) if column >> bit else there
+        value = v.builder.add(Binary(BinaryKind.XOR, value, there))
+    value = v.op(BinaryKind.XOR, value, constant)
+    made = {value: item for item in v.builder.ops for value in item.results}
+    found = ThreadTables(64, made).permutation(value)
+    assert (found is not None) == expected
+    if found is not None:
+        assert (found.columns[:6], found.constant) == (columns, constant)
