@@ -67,7 +67,7 @@ class Plan:
         ]
 
 
-QUICK = Plan(Size(512, 256, 512, 2, 4, 2), ("llama", "gemma"), ("f32", "f16"), 32, 2, 16, 5)
+QUICK = Plan(Size(512, 256, 512, 2, 4, 2), ("llama", "gemma"), ("f32", "f16"), 32, 2, 16, 9)
 FULL = Plan(Size(1024, 256, 768, 4, 4, 2), NAMES, ("f32", "f16"), 64, 2, 32, 9)
 
 
@@ -86,8 +86,12 @@ class Measured:
         return f"{self.name} {self.dtype}"
 
     def ratios(self) -> dict[str, float]:
-        """Time of the patched model over MLX's, by phase."""
+        """Median time of the patched model over MLX's, by phase."""
         return {phase: ratio(times, OURS, MLX) for phase, times in self.times.items()}
+
+    def least_ratios(self) -> dict[str, float]:
+        """The same of the least times, which other work on the machine moves less."""
+        return {phase: times[OURS].least / times[MLX].least for phase, times in self.times.items()}
 
 
 def run_case(name: str, dtype: str, plan: Plan) -> Measured:
@@ -209,7 +213,7 @@ def goals(measured: Sequence[Measured]) -> list[Goal]:
     """A patched small Llama's step is not slower than MLX's."""
     name, phase = PROMISED
     return [
-        Goal(f"{item.label} {phase}: time / time of mlx", item.ratios()[phase], NOISE, "")
+        Goal(f"{item.label} {phase}: least / least of mlx", item.least_ratios()[phase], NOISE, "")
         for item in measured
         if item.name == name
     ]
@@ -218,18 +222,21 @@ def goals(measured: Sequence[Measured]) -> list[Goal]:
 def table(measured: Sequence[Measured]) -> None:
     """Milliseconds of both arms and their ratio, by phase."""
     head = ["model", "swaps"]
-    head += [f"{phase} {text}" for phase in PHASES for text in ("mlx", "ours", "ratio")]
+    head += [f"{phase} {text}" for phase in PHASES for text in ("mlx", "ours", "ratio", "of least")]
     lines = []
     for item in measured:
         cells = [str(len(item.report.swaps))]
         for phase in PHASES:
             times = item.times[phase]
             cells += [f"{times[which].median * 1e3:.2f}" for which in (MLX, OURS)]
-            cells.append(f"{item.ratios()[phase]:.3f}")
+            cells += [f"{found[phase]:.3f}" for found in (item.ratios(), item.least_ratios())]
         lines.append([item.label, *cells])
-    means = [geometric_mean([item.ratios()[phase] for item in measured]) for phase in PHASES]
-    lines.append(["geometric mean", "", *(c for m in means for c in ("", "", f"{m:.3f}"))])
-    print_table("median times, ms, and times of ours over MLX's", head, lines)
+    means = ["geometric mean", ""]
+    for phase in PHASES:
+        both = zip(*((i.ratios()[phase], i.least_ratios()[phase]) for i in measured), strict=True)
+        means += ["", "", *(f"{geometric_mean(each):.3f}" for each in both)]
+    lines.append(means)
+    print_table("median times, ms; ours over MLX's, of medians and of the least", head, lines)
 
 
 def content(found: dict[str, Any], measured: Sequence[Measured], quick: bool) -> dict[str, Any]:
@@ -247,6 +254,7 @@ def content(found: dict[str, Any], measured: Sequence[Measured], quick: bool) ->
                 "phases": {
                     phase: {
                         "ratio": item.ratios()[phase],
+                        "ratio_of_least": item.least_ratios()[phase],
                         "arms": {name: summary.to_dict() for name, summary in times.items()},
                     }
                     for phase, times in item.times.items()
