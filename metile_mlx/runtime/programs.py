@@ -40,6 +40,10 @@ def _threads(func: Func) -> int:
     return next((type_.size for type_ in types if isinstance(type_, TileType)), SIMD_WIDTH)
 
 
+def _lengthened(array: mx.array) -> mx.array:
+    return mx.concatenate([mx.reshape(array, (array.size,)), mx.zeros((1,), array.dtype)])
+
+
 class Programs:
     """All programs of one launch, as far as they have been run.
 
@@ -52,8 +56,8 @@ class Programs:
         untraced: values that follow from Python numbers and program ids.
         lazy: values that need a scalar given as an MLX array.
         guard: the programs inside the branches entered, None for all.
-        inputs, buffers: flat arrays by parameter; a buffer ends in one element more, where
-            masked-off lanes store.
+        inputs, buffers: flat arrays by parameter, with one element more at the end, where
+            masked-off lanes load and store.
     """
 
     def __init__(
@@ -77,17 +81,15 @@ class Programs:
         self.untraced: set[Value] = set()
         self.lazy: set[Value] = set()
         self.guard: mx.array | None = None
-        self.inputs = {name: mx.reshape(array, (array.size,)) for name, array in arrays.items()}
+        self.inputs = {name: _lengthened(array) for name, array in arrays.items()}
         self.buffers = {name: self._buffer(name, *out) for name, out in outputs.items()}
         for param in func.params:
             if param.name in scalars:
                 self._bind_scalar(param, scalars[param.name])
 
     def _buffer(self, name: str, shape: Shape, dtype: DType) -> mx.array:
-        made = mlx_dtypes()[dtype]
-        if name not in self.inputs:
-            return mx.zeros((prod(shape) + 1,), made)
-        return mx.concatenate([self.inputs[name], mx.zeros((1,), made)])
+        given = self.inputs.get(name)
+        return mx.zeros((prod(shape) + 1,), mlx_dtypes()[dtype]) if given is None else given
 
     def _bind_scalar(self, param: Value, given: Number | mx.array) -> None:
         dtype = mlx_dtypes()[element(param)]

@@ -78,8 +78,8 @@ def _check_pointer(s: Programs, op: Load | Store, view: View, lanes: mx.array | 
 def tensor(s: Programs, op: Tensor) -> None:
     """A declared view: what of it is a number, and how wide its offsets are."""
     view = view_of(op, s.defined, s.params)
-    size = s.buffers[view.param].size if view.access == "write" else s.inputs[view.param].size
-    wide = needs_64_bit((view,), s.integers) or size > INT32_MAX
+    arrays = s.buffers if view.access == "write" else s.inputs
+    wide = needs_64_bit((view,), s.integers) or arrays[view.param].size > INT32_MAX
     s.views[op.result] = View(
         view.param,
         tuple(s.known(value) for value in op.shape),
@@ -95,35 +95,16 @@ def load(s: Programs, op: Load) -> mx.array:
     flat, lanes = _address(s, op)
     array = s.inputs[view.param]
     fill = s.env[op.fill] if op.fill is not None else mx.zeros((1, 1), array.dtype)
-    if array.size == 0:
-        shape = flat.shape if lanes is None else mx.broadcast_shapes(flat.shape, lanes.shape)
-        return mx.broadcast_to(fill, mx.broadcast_shapes(shape, fill.shape))
-    # Off lanes and, where views could not be checked, wild ones stay inside the array.
-    last = mx.array(array.size - 1, view.index)
+    # Where views could not be checked, wild lanes stay inside the array.
+    last = mx.array(max(array.size - 2, 0), view.index)
     flat = mx.minimum(mx.maximum(flat, mx.array(0, view.index)), last)
+    if lanes is not None:
+        # MLX multiplies the gradient of a `where` by its mask. What comes to a lane that is off may
+        # be a NaN, which then goes to the element past the end.
+        flat = mx.where(lanes, flat, mx.array(array.size - 1, view.index))
     found = mx.take_along_axis(array, mx.reshape(flat, (-1,)), axis=0)
     found = mx.reshape(found, flat.shape)
-    if lanes is None:
-        return found
-    shape = mx.broadcast_shapes(found.shape, lanes.shape, fill.shape)
-    return _chosen(*[mx.broadcast_to(a, shape) for a in (lanes, found, fill)])
-
-
-def _chosen(lanes: mx.array, found: mx.array, fill: mx.array) -> mx.array:
-    """`mx.where` of arrays of one shape, whose gradient takes nothing from lanes that are off.
-
-    MLX multiplies a cotangent by the mask, so that a NaN there would reach the element that an off
-    lane was given instead of its own.
-    """
-    function = mx.custom_function(mx.where)
-
-    @function.vjp
-    def _(primals: Any, cotangent: mx.array, _: Any) -> Any:
-        mask, zero = primals[0], mx.zeros_like(cotangent)
-        return mx.zeros_like(mask), _chosen(mask, cotangent, zero), _chosen(mask, zero, cotangent)
-
-    made: mx.array = function(lanes, found, fill)
-    return made
+    return found if lanes is None else mx.where(lanes, found, fill)
 
 
 def store(s: Programs, op: Store) -> None:
