@@ -259,8 +259,12 @@ class _Cpp(CppLanes):
     def write(self, item: Op) -> None:
         if isinstance(item, Assign):
             self._assign(item)
-        elif isinstance(item, ThreadIndex) or self._is_masked_index(item):
+        elif isinstance(item, ThreadIndex):
             self._folded[item.result] = "thread"
+        elif self._is_masked_index(item):
+            # The variable is unsigned; of an i32, what compares or divides has to be signed.
+            is_own = element(item.result) == u32
+            self._folded[item.result] = "thread" if is_own else f"{self.type(i32)}(thread)"
         elif isinstance(item, Binary) and (behind := self._behind(item)):
             self._folded[item.result] = f"(thread + {behind}u)"
         elif self.offsets.is_offset(item) and (text := self._offset(item)):
