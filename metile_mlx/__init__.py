@@ -115,8 +115,10 @@ if TYPE_CHECKING:
     from metile_mlx.nn.activations import geglu, gelu, silu, swiglu
     from metile_mlx.nn.add_rms_norm import add_rms_norm
     from metile_mlx.nn.cross_entropy import cross_entropy
+    from metile_mlx.nn.layer_norm import layer_norm
     from metile_mlx.nn.reduce import reduce
     from metile_mlx.nn.rms_norm import rms_norm
+    from metile_mlx.nn.rope import rope
     from metile_mlx.nn.softmax import log_softmax, softmax
     from metile_mlx.nn.take import take
     from metile_mlx.nn.top1 import top1
@@ -188,6 +190,7 @@ __all__ = [
     "i64",
     "inline",
     "kernel",
+    "layer_norm",
     "load",
     "log",
     "log2",
@@ -205,6 +208,7 @@ __all__ = [
     "reduce",
     "reshape",
     "rms_norm",
+    "rope",
     "rsqrt",
     "shared",
     "sigmoid",
@@ -247,10 +251,12 @@ _LAZY = frozenset(
         "cross_entropy",
         "geglu",
         "gelu",
+        "layer_norm",
         "log_softmax",
         "nn",
         "reduce",
         "rms_norm",
+        "rope",
         "silu",
         "softmax",
         "swiglu",

@@ -4,9 +4,12 @@ from metile_mlx.nn.activation_layers import GELU, SiLU
 from metile_mlx.nn.activations import geglu, gelu, silu, swiglu
 from metile_mlx.nn.add_rms_norm import add_rms_norm
 from metile_mlx.nn.cross_entropy import cross_entropy
-from metile_mlx.nn.normalization import RMSNorm
+from metile_mlx.nn.layer_norm import layer_norm
+from metile_mlx.nn.normalization import LayerNorm, RMSNorm
 from metile_mlx.nn.reduce import reduce
 from metile_mlx.nn.rms_norm import rms_norm
+from metile_mlx.nn.rope import rope
+from metile_mlx.nn.rope_layer import RoPE
 from metile_mlx.nn.softmax import log_softmax, softmax
 from metile_mlx.nn.take import take
 from metile_mlx.nn.top1 import top1
@@ -14,15 +17,19 @@ from metile_mlx.nn.using import using
 
 __all__ = [
     "GELU",
+    "LayerNorm",
     "RMSNorm",
+    "RoPE",
     "SiLU",
     "add_rms_norm",
     "cross_entropy",
     "geglu",
     "gelu",
+    "layer_norm",
     "log_softmax",
     "reduce",
     "rms_norm",
+    "rope",
     "silu",
     "softmax",
     "swiglu",

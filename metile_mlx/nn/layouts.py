@@ -45,6 +45,8 @@ row; eight rows gain no more, and take a compiler twice as long).
 
 from __future__ import annotations
 
+from math import gcd
+
 from metile_mlx.dtypes import DType, bf16, f16, f32
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.target import MAX_THREADS, SIMD_WIDTH
@@ -74,6 +76,8 @@ _MANY_ROWS = 1024
 _ROWS_TOGETHER = 4
 
 
+# As many as MLX's own kernel takes on Metal.
+_HEADS = 4
 # Elements of a program of a kernel that goes element by element.
 FLAT_BLOCK = 1024
 _FLAT = ThreadLayout((8, 9, *range(8)), elements_per_thread=4)
@@ -82,6 +86,11 @@ _FLAT = ThreadLayout((8, 9, *range(8)), elements_per_thread=4)
 def flat_layout(backend: str) -> ThreadLayout | None:
     """Who holds which of FLAT_BLOCK elements: four neighbours a thread, one on a CPU."""
     return None if backend in ("cpu", "reference") else _FLAT
+
+
+def heads_together(backend: str, heads: int) -> int:
+    """Heads that a program of `rope` turns with the sines and cosines it makes once; a divisor."""
+    return heads if backend in ("cpu", "reference") else gcd(heads, _HEADS)
 
 
 def row_block(columns: int) -> int:
