@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from metile_mlx.locks import Lock
 from metile_mlx.nn.activations import gelu, silu
+from metile_mlx.nn.layer_norm import layer_norm
 from metile_mlx.nn.optional import mlx_nn
 from metile_mlx.nn.rms_norm import rms_norm
 
@@ -25,6 +26,10 @@ def _rms_norm(self: Any, x: Any) -> Any:
     return rms_norm(x, self["weight"], self.eps)
 
 
+def _layer_norm(self: Any, x: Any) -> Any:
+    return layer_norm(x, self.get("weight"), self.get("bias"), self.eps)
+
+
 def _silu(_: Any, x: Any) -> Any:
     return silu(x)
 
@@ -35,7 +40,12 @@ def _gelu(self: Any, x: Any) -> Any:
 
 def _methods() -> dict[type, Method]:
     """What runs in the place of MLX's own `__call__`."""
-    return {mlx_nn.RMSNorm: _rms_norm, mlx_nn.SiLU: _silu, mlx_nn.GELU: _gelu}
+    return {
+        mlx_nn.RMSNorm: _rms_norm,
+        mlx_nn.LayerNorm: _layer_norm,
+        mlx_nn.SiLU: _silu,
+        mlx_nn.GELU: _gelu,
+    }
 
 
 @contextmanager
@@ -45,9 +55,9 @@ def using() -> Iterator[None]:
         with metile.nn.using():
             y = model(x)
 
-    The modules are mlx.nn.RMSNorm, SiLU and GELU, and subclasses that leave their `__call__` as it
-    is. Only calls of this thread, or of this asyncio task, change; blocks may be nested. When the
-    last one in any thread is left, the classes have MLX's methods again.
+    The modules are mlx.nn.RMSNorm, LayerNorm, SiLU and GELU, and subclasses that leave their
+    `__call__` as it is. Only calls of this thread, or of this asyncio task, change; blocks may be
+    nested. When the last one in any thread is left, the classes have MLX's methods again.
 
     Nothing is checked against MLX: `metile.patch` does that, and knows more operations. A function
     that mx.compile traces inside the block keeps our kernels afterwards, and one that it traced

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from metile_mlx.nn.activations import Approximation, geglu, gelu, silu, swiglu
 from metile_mlx.nn.add_rms_norm import add_rms_norm
+from metile_mlx.nn.layer_norm import layer_norm
 from metile_mlx.nn.optional import mlx_nn
 from metile_mlx.nn.rms_norm import rms_norm
 from metile_mlx.patching.forms import form_of, is_swapped
@@ -74,6 +75,7 @@ _GELUS: dict[str, Approximation] = {
 }
 FUNCTIONS: dict[str, Function] = {
     "rms_norm": rms_norm,
+    "layer_norm": layer_norm,
     "add_norm": add_norm,
     "silu": _activated("silu", silu),
     "swiglu": _gated("silu", swiglu),

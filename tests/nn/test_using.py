@@ -40,7 +40,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    for name in ("rms_norm", "silu", "gelu"):
+    for name in ("rms_norm", "layer_norm", "silu", "gelu"):
         monkeypatch.setattr(block, name, noted(name, getattr(block, name)))
     return calls
 
@@ -62,12 +62,24 @@ def test_inside_the_block_modules_run_on_our_kernels(kind: type, ours: list[str]
     assert ours == ["rms_norm"] * 3
 
 
+LAYER_NORMS = [nn.LayerNorm(DIMS), nn.LayerNorm(DIMS, bias=False), nn.LayerNorm(DIMS, affine=False)]
+
+
 @pytest.mark.parametrize(
     "module",
-    [nn.SiLU(), *(nn.GELU(approx) for approx in ("none", "precise", "tanh", "fast"))],
-    ids=["silu", "gelu", "gelu precise", "gelu tanh", "gelu fast"],
+    [*LAYER_NORMS, nn.SiLU(), *(nn.GELU(approx) for approx in ("none", "precise", "tanh", "fast"))],
+    ids=[
+        "layer norm",
+        "no bias",
+        "no weight",
+        "silu",
+        "gelu",
+        "gelu precise",
+        "gelu tanh",
+        "gelu fast",
+    ],
 )
-def test_activations_do_too(module: nn.Module, ours: list[str]) -> None:
+def test_other_modules_do_too(module: nn.Module, ours: list[str]) -> None:
     method, expected = type(module).__call__, module(X)
     with metile.nn.using():
         assert mx.allclose(module(X), expected, rtol=1e-5, atol=1e-6)
