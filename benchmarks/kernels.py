@@ -25,7 +25,7 @@ import metile_mlx as metile
 from benchmarks.allocator import keep_freed_memory
 from benchmarks.charts import draw
 from benchmarks.harness import Arm, Goal, Summary, WrongResult, calibrated, measure, ratio
-from benchmarks.kernels_cases import OPERATIONS, Operation, numbers, problem, results
+from benchmarks.kernels_cases import OPERATIONS, Operation, numbers, results
 from benchmarks.record import device_line, environment, print_table, verdict, write_json
 from benchmarks.rms_norm_arms import COPY, DTYPES, Case, Layout, copied, thread_layout
 
@@ -115,7 +115,7 @@ def run_case(name: str, operation: Operation, case: Case, rounds: int) -> Measur
         if arm.name == COPY:
             return None if mx.array_equal(made[-1], x) else f"{name}: {case.name}: the copy differs"
         steps = operation.steps if arm.name == OURS else operation.mlx_steps
-        found = problem(case, made[-1], exact, steps)
+        found = operation.problem(case, made[-1], exact, steps)
         return found and f"{name}: {found}"
 
     made = results(operation.ours(*inputs))

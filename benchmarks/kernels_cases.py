@@ -37,6 +37,7 @@ class Operation:
         steps: how many units in the last place of a result, or of a sixteenth of the largest one,
             ours may be off: each rounding of the dtype counts.
         mlx_steps: as much of MLX's arms, which add up otherwise.
+        inexact: what f32 work may add to that in any dtype, as a share of the same size.
     """
 
     inputs: tuple[str, ...]
@@ -46,6 +47,7 @@ class Operation:
     exact: Exact
     steps: float = 4
     mlx_steps: float = 64
+    inexact: float = 0
     compiled: Function = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +67,12 @@ class Operation:
         mx.eval(arrays)
         return arrays
 
+    def problem(
+        self, case: Case, made: Any, exact: tuple[Float64, ...], steps: float
+    ) -> str | None:
+        """What is wrong with the outputs of an arm, or None."""
+        return problem(case, made, exact, steps, self.inexact)
+
 
 def results(made: Any) -> tuple[mx.array, ...]:
     """The outputs of an arm."""
@@ -76,7 +84,9 @@ def numbers(x: mx.array) -> Any:
     return as_float64(x) if mx.issubdtype(x.dtype, mx.floating) else np.array(x)
 
 
-def problem(case: Case, made: Any, exact: tuple[Float64, ...], steps: float) -> str | None:
+def problem(
+    case: Case, made: Any, exact: tuple[Float64, ...], steps: float, inexact: float = 0
+) -> str | None:
     """What is wrong with the outputs of an arm, or None."""
     found = results(made)
     if len(found) != len(exact):
@@ -87,7 +97,7 @@ def problem(case: Case, made: Any, exact: tuple[Float64, ...], steps: float) -> 
         unit = 2.0 ** -MANTISSA[case.dtype] if mx.issubdtype(one.dtype, mx.floating) else 0.0
         size = np.abs(wanted) + np.abs(wanted).max(initial=0) / 16
         off = np.abs(numbers(one) - wanted)
-        worst = float((off - steps * unit * size).max(initial=-np.inf))
+        worst = float((off - (steps * unit + inexact) * size).max(initial=-np.inf))
         if not worst <= 0:
             units = float((off / np.maximum(unit * size, 1e-300)).max())
             return f"{case.name}: output {number} is {units:.3g} units off, allowed are {steps:g}"
@@ -103,6 +113,50 @@ def _norm(x: mx.array, w: mx.array) -> mx.array:
 def _exact_norm(x: Float64, w: Float64) -> Float64:
     made: Float64 = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS) * w
     return made
+
+
+def _layer_norm(x: mx.array, w: mx.array, b: mx.array) -> mx.array:
+    wide, weight, bias = (array.astype(mx.float32) for array in (x, w, b))
+    off = wide - mx.mean(wide, axis=-1, keepdims=True)
+    scale = mx.rsqrt(mx.mean(off * off, axis=-1, keepdims=True) + EPS)
+    return (off * scale * weight + bias).astype(x.dtype)
+
+
+def _exact_layer_norm(x: Float64, w: Float64, b: Float64) -> tuple[Float64, ...]:
+    off = x - x.mean(axis=-1, keepdims=True)
+    return (off / np.sqrt((off * off).mean(axis=-1, keepdims=True) + EPS) * w + b,)
+
+
+BASE, OFFSET = 10000.0, 3
+
+
+def _heads(x: Any) -> Any:
+    """Rows as (heads, positions, features), 64 positions or fewer."""
+    rows, width = x.shape
+    positions = math.gcd(rows, 64)
+    return x.reshape(rows // positions, positions, width)
+
+
+def _of_heads(rope: Function) -> Function:
+    """Of rows, with an even number of features turned."""
+
+    def turned(x: mx.array) -> mx.array:
+        dims = x.shape[1] // 2 * 2
+        options = {"traditional": False, "base": BASE, "scale": 1.0, "offset": OFFSET}
+        return rope(_heads(x), dims, **options).reshape(x.shape)
+
+    return turned
+
+
+def _turned(x: Any, module: Any) -> Any:
+    """The formula of rope, in the operations that MLX and NumPy share."""
+    heads, half = _heads(x), x.shape[1] // 2
+    steps = module.exp(module.arange(half) * (-2 * math.log(BASE) / (2 * half)))
+    angles = (module.arange(heads.shape[1]) + OFFSET)[:, None] * steps
+    cos, sin = module.cos(angles), module.sin(angles)
+    first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+    parts = [first * cos - second * sin, first * sin + second * cos, rest]
+    return module.concatenate(parts, -1).reshape(x.shape)
 
 
 def _log_sum(x: Float64) -> Float64:
@@ -146,8 +200,7 @@ def _of_rows(name: str, axis: int, exact: Callable[..., Float64]) -> Operation:
         lambda x: plain(x, axis=axis),
         _f32(lambda x: plain(x, axis=axis)),
         lambda x: (exact(x, axis=axis),),
-        steps=512,
-        mlx_steps=4096,
+        inexact=2.0**-14,
     )
 
 
@@ -166,6 +219,24 @@ OPERATIONS: dict[str, Operation] = {
         lambda x, r, w: (_norm(x + r, w), x + r),
         # The norm of the sum as rounded is within a step of this.
         lambda x, r, w: (_exact_norm(x + r, w), x + r),
+    ),
+    "layer_norm": Operation(
+        ("rows", "weights", "weights"),
+        lambda x, w, b: metile.layer_norm(x, w, b, EPS),
+        lambda x, w, b: mx.fast.layer_norm(x, w, b, EPS),
+        _layer_norm,
+        _exact_layer_norm,
+        steps=8,
+    ),
+    # Angles go to 67, with the error of an f32 of that size.
+    "rope": Operation(
+        ("rows",),
+        _of_heads(metile.rope),
+        _of_heads(mx.fast.rope),
+        _f32(lambda x: _turned(x, mx)),
+        lambda x: (_turned(x, np),),
+        steps=8,
+        inexact=2.0**-14,
     ),
     "softmax": Operation(
         ("rows",),

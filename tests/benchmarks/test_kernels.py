@@ -43,11 +43,14 @@ def test_every_arm_is_right_and_a_spoiled_one_is_not(name: str) -> None:
         exact = operation.exact(*map(numbers, inputs))
         for arm in (operation.ours, operation.mlx, operation.compiled):
             made = results(arm(*inputs))
-            assert problem(case, made, exact, operation.mlx_steps) is None
+            assert operation.problem(case, made, exact, operation.mlx_steps) is None
             for at, one in enumerate(made):
                 wrong = [*made[:at], spoiled(one), *made[at + 1 :]]
-                assert problem(case, wrong, exact, operation.steps) is not None
-        assert problem(case, results(operation.ours(*inputs)), exact, operation.steps) is None
+                assert operation.problem(case, wrong, exact, operation.steps) is not None
+        assert (
+            operation.problem(case, results(operation.ours(*inputs)), exact, operation.steps)
+            is None
+        )
 
 
 def test_problems_of_form_are_named() -> None:
