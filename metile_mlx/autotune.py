@@ -303,10 +303,16 @@ def autotune(
 
 def _device(backend: Backend) -> str:
     """What a measurement is good for."""
-    if backend.target is not None and backend.target.language == "msl":
-        return repr(sorted(mx.device_info().items())) if backend.available() is None else ""
+    if backend.name in ("metal", "cuda"):
+        return _gpu() if backend.available() is None else ""
     compiler = toolchain.find().identity() if backend.name == "cpu" else ""
     return f"{cache.cpu_features()} {os.cpu_count()} {compiler}"
+
+
+def _gpu() -> str:
+    """Its kind; free memory, and which of several it is, do not count."""
+    info = mx.device_info()
+    return " ".join(str(info.get(name, "")) for name in ("device_name", "architecture"))
 
 
 def _versions() -> list[str]:

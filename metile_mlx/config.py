@@ -81,6 +81,8 @@ def verbose() -> bool:
 def autotune() -> bool:
     """`METILE_AUTOTUNE`: `1` measures the layouts of rows in `metile.nn` where they are first met.
 
+    What a process has met before it is set stays as it is.
+
     Raises:
         MetileError: neither that nor `0`.
     """

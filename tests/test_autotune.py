@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import metile_mlx as metile
+from metile_mlx.autotune import _gpu
 
 N = 300
 CONFIGS = [{"BLOCK": 32}, {"BLOCK": 64}, {"BLOCK": 128}]
@@ -359,3 +360,14 @@ def test_the_clock_by_default_measures(tmp_path: Path, monkeypatch: pytest.Monke
     y = tuned[grid](data(), metile.empty(N, mx.float32), N, 3.0)
     assert mx.array_equal(y, data() * 3.0)
     assert all(each.seconds and each.seconds > 0 for each in tuned.reports[0].candidates)
+
+
+def test_a_gpu_is_known_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice holds on another GPU of the kind, whatever its memory is used for; on no other."""
+    info = {"device_name": "NVIDIA H200", "architecture": "sm_90", "free_memory": "7", "uuid": "a"}
+    monkeypatch.setattr(mx, "device_info", lambda: info)
+    known = _gpu()
+    info |= {"free_memory": "8", "uuid": "b"}
+    assert _gpu() == known
+    info["device_name"] = "NVIDIA H100"
+    assert _gpu() != known

@@ -17,6 +17,8 @@ from metile_mlx.runtime.backend import Place
 
 # Kernels with sets of layouts; a width has one set for each dtype.
 _KEPT = 64
+# Fewer programs take as long as a launch takes.
+_MANY_ROWS = 64
 
 
 def ready_row(
@@ -31,9 +33,9 @@ def ready_row(
 ) -> Callable[..., Any]:
     """A launch of the kernel on arguments like these.
 
-    With `METILE_AUTOTUNE=1` the first call with values measures the layouts that are legal for the
-    row and keeps the fastest (`metile.autotune`); otherwise, and in an export, the tables of
-    `nn/layouts.py` say which it is.
+    With `METILE_AUTOTUNE=1` the first call with values and many rows measures the layouts that are
+    legal for the row, and keeps the fastest for any number of rows (`metile.autotune`); otherwise,
+    for few rows, and in an export, the tables of `nn/layouts.py` say which it is.
 
     Args:
         options: constexprs other than N, BLOCK and LAYOUT.
@@ -41,7 +43,8 @@ def ready_row(
     """
     block = row_block(columns)
     held = {**options, "N": columns, "BLOCK": block}
-    if config.autotune() and export.active_target() is None:
+    is_many = grid[0] >= _MANY_ROWS
+    if is_many and config.autotune() and export.active_target() is None:
         launcher = _tuned(kernel, row_layouts(backend, dtype, columns, block))[grid]
         return lambda *given: launcher(*given, **held, stream=stream)
     layout = row_layout(backend, dtype, columns, block)
@@ -50,5 +53,4 @@ def ready_row(
 
 @lru_cache(_KEPT)
 def _tuned(kernel: Kernel, layouts: tuple[ThreadLayout | None, ...]) -> Autotuned:
-    first = kernel.definition.params[0].name
-    return autotune([{"LAYOUT": layout} for layout in layouts], key=(first,))(kernel)
+    return autotune([{"LAYOUT": layout} for layout in layouts])(kernel)

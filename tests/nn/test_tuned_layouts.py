@@ -37,13 +37,16 @@ def tuned() -> Autotuned:
 
 
 def test_rows_are_measured_once_and_come_out_the_same(tuning: None) -> None:
-    x, w = mx.random.normal((5, COLUMNS)), mx.random.normal((COLUMNS,))
+    x, w = mx.random.normal((64, COLUMNS)), mx.random.normal((COLUMNS,))
     with mx.stream(mx.cpu):
         made = metile.rms_norm(x, w, EPS)
         assert mx.allclose(made, mx.fast.rms_norm(x, w, EPS), atol=1e-5)
         (report,) = tuned().reports
         assert report.how.startswith("the fastest of 2")
-        metile.rms_norm(x + 1, w, EPS)
+        for rows in (1, 63, 64, 65, 100):
+            more = mx.random.normal((rows, COLUMNS))
+            again = metile.rms_norm(more, w, EPS)
+            assert mx.allclose(again, mx.fast.rms_norm(more, w, EPS), atol=1e-5)
         assert tuned().reports == (report,)
         gradient = mx.grad(lambda x: metile.rms_norm(x, w, EPS).sum())(x)
         expected = mx.grad(lambda x: mx.fast.rms_norm(x, w, EPS).sum())(x)
@@ -51,7 +54,7 @@ def test_rows_are_measured_once_and_come_out_the_same(tuning: None) -> None:
 
 
 def test_a_traced_call_measures_nothing_and_the_next_one_can(tuning: None) -> None:
-    x, w = mx.random.normal((5, COLUMNS)), mx.random.normal((COLUMNS,))
+    x, w = mx.random.normal((64, COLUMNS)), mx.random.normal((COLUMNS,))
     with mx.stream(mx.cpu):
         made = mx.compile(lambda x: metile.rms_norm(x, w, EPS))(x)
         assert mx.allclose(made, mx.fast.rms_norm(x, w, EPS), atol=1e-5)
