@@ -42,6 +42,14 @@ _COMMUTATIVE = (BinaryKind.ADD, BinaryKind.MUL)
 _STORED = ("out", "written")
 
 
+class Outside(Unreadable):
+    """An access of declared threadgroup memory, outside of it: there is nothing to be read."""
+
+    def __init__(self, item: Op) -> None:
+        super().__init__(item.opcode)
+        self.op = item
+
+
 def check_lowering(func: Func, before: Func, target: Target) -> list[Finding]:
     """Where a Stage.THREAD program does something else than the planned one it was made from.
 
@@ -51,6 +59,8 @@ def check_lowering(func: Func, before: Func, target: Target) -> list[Finding]:
     """
     try:
         found = _read(func, before, bounded=target != EMULATOR)
+    except Outside as outside:
+        return [Finding(outside.op, "accesses an element that its threadgroup memory has not")]
     except Unreadable:
         return []
     if isinstance(found, list):
@@ -208,17 +218,17 @@ class ThreadReader:
                 pairs = zip(then, otherwise, strict=True)
                 return [numbers.select(condition, a, b) for a, b in pairs]
             case _:
-                return self.communicate(item)
+                return self.communicate(item, path)
 
-    def communicate(self, item: Op) -> Sequence[Numbers]:
+    def communicate(self, item: Op, path: Numbers) -> Sequence[Numbers]:
         match item:
             case metal.ThreadgroupAlloc():
                 self.memory[item.result] = np.zeros((TRIALS, item.elements), np.int64)
                 return (np.zeros((1, 1), np.int64),)
             case metal.ThreadgroupStore():
-                active = self.wide(self.active(item.mask, np.ones((1, 1), np.int64))) != 0
+                active = self.wide(self.active(item.mask, path)) != 0
                 rows = np.broadcast_to(np.arange(TRIALS)[:, None], active.shape)[active]
-                at = self.wide(self.numbers[item.index])[active]
+                at = self.inside(item, self.wide(self.numbers[item.index])[active])
                 self.memory[item.buffer][rows, at] = self.wide(self.numbers[item.value])[active]
                 return ()
             case metal.ThreadgroupLoad():
@@ -271,10 +281,22 @@ class ThreadReader:
     def shared_load(self, item: metal.ThreadgroupLoad) -> Numbers:
         active = self.wide(self.active(item.mask, np.ones((1, 1), np.int64)))
         at = np.where(active != 0, self.wide(self.numbers[item.index]), 0)
+        self.inside(item, at)
         there = np.take_along_axis(self.memory[item.buffer], at, axis=1)
         return (
             there if item.fill is None else numbers.select(active, there, self.numbers[item.fill])
         )
+
+    def inside(self, item: metal.ThreadgroupStore | metal.ThreadgroupLoad, at: Numbers) -> Numbers:
+        """Indices that the memory of an access has.
+
+        Raises:
+            Outside: it has not.
+        """
+        size = self.memory[item.buffer].shape[1]
+        if ((at < 0) | (at >= size)).any():
+            raise Outside(item)
+        return at
 
     def note(
         self,

@@ -14,6 +14,7 @@ import numpy as np
 from metile_mlx.ir import planned, tile
 from metile_mlx.ir.arith import COMBINE, element
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
+from metile_mlx.ir.lanes import Sync
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.types import ScalarType, SlotsType, TileType, Type
@@ -21,10 +22,10 @@ from metile_mlx.layout.affine import Indices
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.verify import numbers
 from metile_mlx.verify.conversions import elements, images
+from metile_mlx.verify.lane_reader import LaneReader, is_own
 from metile_mlx.verify.numbers import Numbers
 from metile_mlx.verify.reading import (
     Access,
-    Unreadable,
     access,
     along,
     barrier,
@@ -65,6 +66,7 @@ class TileReader:
         self.views: dict[Value, _View] = {}
         self.held: dict[Value, Numbers] = {}
         self.accesses: list[Access] = []
+        self.lanes = LaneReader(func.threads, self.numbers)
         results = (value.type for item in walk(func.body) for value in item.results)
         self.size = max((t.size for t in results if isinstance(t, TileType)), default=1)
 
@@ -105,6 +107,11 @@ class TileReader:
                 is_open = item.whole and not self.bounded
                 self.views[item.result] = _View(item.param, shape, strides, is_open)
                 return (np.zeros((1, 1), np.int64),)
+            case tile.Load() if item.tensor in self.lanes.memory:
+                return (self.lanes.load(item, path),)
+            case tile.Store() if item.tensor in self.lanes.memory:
+                self.lanes.store(item, path)
+                return ()
             case tile.Load():
                 return (self.load(item, path),)
             case tile.Store():
@@ -149,8 +156,11 @@ class TileReader:
                 return (self.owned(self.choose(item), item.layout),)
             case planned.Reduce():
                 return (self.reduce(item),)
+            case Sync():
+                self.accesses.append(barrier(item, "declared"))
+                return ()
             case _:
-                raise Unreadable(item.opcode)
+                return self.lanes.op(item)
 
     def permuted(self, item: Permute) -> Numbers:
         """Element i is element j of the operand: bit b of j is bit `bit_order[b]` of i."""
@@ -241,7 +251,7 @@ class TileReader:
     def load(self, item: tile.Load, path: Numbers) -> Numbers:
         view, dtype = self.views[item.tensor], element(item.result)
         active, offset = self.where(view, item.indices, item.mask, path)
-        self.note(item, "load", (view.param.name, "in"), active, offset, None, item.result)
+        self.note(item, "load", (view.param.name, "in"), active, offset, None, item.operands())
         fill = numbers.constant(0, dtype) if item.fill is None else self.numbers[item.fill]
         there = numbers.unknown(view.param.name, dtype, offset)
         return numbers.select(active, there, fill)
@@ -249,10 +259,8 @@ class TileReader:
     def store(self, item: tile.Store, path: Numbers) -> None:
         view = self.views[item.tensor]
         active, offset = self.where(view, item.indices, item.mask, path)
-        parts = (*item.indices, item.value, *([item.mask] if item.mask is not None else []))
-        shaped = next((v for v in parts if isinstance(v.type, TileType)), None)
         value = self.numbers[item.value]
-        self.note(item, "store", (view.param.name, "out"), active, offset, value, shaped)
+        self.note(item, "store", (view.param.name, "out"), active, offset, value, item.operands())
 
     def print(self, item: tile.Print, path: Numbers) -> None:
         active = path if item.mask is None else path & self.numbers[item.mask]
@@ -261,7 +269,7 @@ class TileReader:
         here = (*map(numbers.program, range(3)), who)
         value = self.numbers[item.value]
         if not isinstance(item.value.type, TileType):
-            first = active & (who == 0)
+            first = active if is_own(item.value) else active & (who == 0)
             register = np.zeros((1, 1), np.int64)
             self.accesses.append(access(item, "print", label, first, register, value, *here))
             return
@@ -282,16 +290,17 @@ class TileReader:
         active: Numbers,
         offset: Numbers,
         value: Numbers | None,
-        shaped: Value | None,
+        operands: Sequence[Value],
     ) -> None:
         """Remember an access, by the threads that own its elements.
 
         Where all is uniform every thread loads, and the first one stores.
         """
-        if shaped is None or not isinstance(shaped.type, TileType):
+        shaped = next((v for v in operands if isinstance(v.type, TileType)), None)
+        if shaped is None:
+            everyone = kind == "load" or any(map(is_own, operands))
             first = np.arange(self.func.threads)[None] == 0
-            who = active if kind == "load" else active & first
-            self.part(item, kind, array, who, offset, value)
+            self.part(item, kind, array, active if everyone else active & first, offset, value)
             return
         for own in self.registers(shaped):
             stored = None if value is None else _columns(value, own)

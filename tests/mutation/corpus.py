@@ -262,6 +262,13 @@ def _samples() -> Iterator[Program]:
     yield of_dispatch("sample: centred", dispatch, True)
 
 
+def _lanes() -> Iterator[Program]:
+    """Threadgroup memory and collectives of the user's own; what a loop leaves in it."""
+    x, y = mx.zeros(64), metile.empty((64,), mx.float32)
+    yield of_dispatch("lanes: passed on", _kernel(samples.passed_on, (1,), x, y, 5), True)
+    yield of_dispatch("lanes: exchanged", _kernel(samples.exchanged, (1,), x, y, 64), True)
+
+
 def _rows() -> Iterator[Program]:
     """Neighbours behind guards, and indices that have to be compared when the kernel runs."""
     for how, layout, extent, thirds in (
@@ -349,6 +356,7 @@ SOURCES: dict[str, Callable[[], Iterator[Program]]] = {
     "sums": _sums,
     "kernels": _norms,
     "samples": _samples,
+    "lanes": _lanes,
     "rows": _rows,
     "random tiles": lambda: _random(12),
     "loops": lambda: _loops(8),
