@@ -52,13 +52,15 @@ def slope(name: str, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def launches(name: str, size: int, dtype: mx.Dtype, **options: Any) -> None:
-    """All four kernels of a function, compared."""
+    """The kernels of a function, compared: all four in one dtype, the first in the others."""
     function: Any = getattr(activations, name)
     x, up, c = (numbers(size, dtype, seed) for seed in range(3))
     grid, out = metile.cdiv(size, 1024), metile.empty(size, dtype)
     right = activations.reference(name, exact(x))
     made = activation[grid](x, out, size, FUNCTION=function, **options)
     assert near(made, right), name
+    if DTYPES.index(dtype) != NAMES.index(name) % 3:
+        return
     made = gated[grid](x, up, out, size, FUNCTION=function, **options)
     assert near(made, right * exact(up), 6), name
     made = activation_gradient[grid](x, c, out, size, SLOPE=SLOPES[function], **options)
@@ -117,5 +119,5 @@ def test_f24_infinities_and_nan() -> None:
 def test_k7_one_text_for_all_sizes() -> None:
     with compilations() as found:
         for size in (1, 5, 1024, 5000):
-            launches("silu", size, mx.float32, backend="cpu")
+            launches("silu", size, mx.float16, backend="cpu")
     assert len(found) <= 4

