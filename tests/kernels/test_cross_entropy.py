@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 import metile_mlx as metile
 from metile_kernels.cross_entropy import cross_entropy, cross_entropy_gradient
 from metile_mlx import emulator
+from tests.support.profile import count
 from tests.support.public import compilations, same_bits
 from tests.support.rounding import exact
 from tests.support.rows import DTYPES, INF, NAN, SMALL_WIDTHS, WIDTHS, near, normal
@@ -80,7 +81,7 @@ def test_b1_any_width_with_one_text(dtype: mx.Dtype) -> None:
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES[-count(ci=1, full=3) :])
 def test_b1_on_the_reference_and_in_the_emulator(dtype: mx.Dtype) -> None:
     for width in SMALL_WIDTHS:
         check(width, dtype, BLOCK=128, backend="reference")

@@ -144,12 +144,12 @@ def gradient(of: Callable[..., mx.array], seed: int = 9) -> Callable[..., mx.arr
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_b2_any_shape_on_every_backend(backend: str, name: str, dtype: mx.Dtype) -> None:
+def test_b2_any_shape_on_every_backend(backend: str, name: str) -> None:
     function = FUNCTIONS[name]
-    shapes = [(1, 1), (5, 8), (2, 3, 9)] + [(33,), (2, 1, 2, 48)] * (dtype == mx.float32)
-    for shape in shapes:
-        agree(function, *function.arguments(shape, dtype, len(shape)))
+    number = len(DTYPES) if backend != "emulator" else count(ci=1, full=len(DTYPES))
+    for dtype in DTYPES[:number]:
+        for shape in ((1, 1), (5, 8), (2, 3, 9), (33,), (2, 1, 2, 48)):
+            agree(function, *function.arguments(shape, dtype, len(shape)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -161,9 +161,8 @@ def test_f10_x8_views(name: str) -> None:
     if not others:
         views += [x.transpose(1, 0, 2), x.transpose(0, 2, 1), x[::3]]
     for view in views:
-        agree(function, view, *others) if name != "cross_entropy" else agree(
-            function, view, mx.remainder(others[0], 32)
-        )
+        width = view.shape[-1]
+        agree(function, view, *(mx.remainder(a, min(width, 11)) for a in others))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -195,9 +194,9 @@ def test_f28_gradients_in_the_dtype_of_the_argument(name: str, dtype: mx.Dtype) 
 def test_f28_finite_differences(name: str) -> None:
     """In a direction, of losses in f32: the slope to 1 part in 100."""
     function = FUNCTIONS[name]
-    x, *others = alone((4, 21), mx.float32, 3)[0], *function.arguments((4, 21), mx.float32, 3)[1:]
-    if name == "take":
-        x = alone((11, 21), mx.float32, 3)[0]
+    x, *others = function.arguments((4, 21), mx.float32, 3)
+    # No two of the numbers are equal.
+    x = normal(x.shape, seed=3, scale=2)
     direction, step = normal(x.shape, seed=4), 2.0**-9
     given = normal(function.ours(x, *others).shape, seed=9)
 
