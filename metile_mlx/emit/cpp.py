@@ -175,6 +175,7 @@ class _Cpp(CppLanes):
             self._open(f"for (uint32_t group = 0; group < {self.func.threads}; group += 32) {{")
         for segment in phase.segments:
             self._write_segment(segment, phase.grouped)
+            self.holding = frozenset()
         if phase.grouped:
             self._close()
 

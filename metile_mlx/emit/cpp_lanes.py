@@ -132,6 +132,7 @@ class CppLanes(CppValues):
         joint = self._prefixes.joint(held.masks) if known is None and not held.related else None
         wraps = ""
         if known is not None:
+            known = known if grouped else min(known, threads)
             whole = f"{known}u"
         elif joint is not None:
             whole, wraps = self._below(joint, threads, grouped)
