@@ -5,6 +5,11 @@ cotangent * n, the bias's that of the cotangents. A program adds up `BLOCK` colu
 in their order, so that a run gives the same bits as the one before it (F51).
 """
 
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+
 import metile_mlx as metile
 
 
@@ -61,3 +66,28 @@ def norm_weight_gradients(
         metile.tensor(weight_parts, shape=parts, access="write").store(at, weight_total)
     if BIASED:
         metile.tensor(bias_parts, shape=parts, access="write").store(at, bias_total)
+
+
+def _selftest(dtype, backend):
+    """Five rows of small integers, three and two at a time: sums are exact."""
+    generator = np.random.default_rng(0)
+    x, cotangent = generator.integers(-8, 9, (2, 5, 70)).astype(np.float64)
+    means, roots = np.arange(5.0), 2.0 ** np.arange(5)
+    arrays = (mx.array(a.astype(np.float32)).astype(dtype) for a in (x, cotangent))
+    statistics = (mx.array(a.astype(np.float32)) for a in (means, roots))
+    parts = metile.empty((2, 70), mx.float32)
+    arguments = (*arrays, *statistics, parts, parts, 5, 70, 3)
+    dispatch = norm_weight_gradients[2, 2].prepare(
+        *arguments, BLOCK=64, CENTRED=True, BIASED=True, backend=backend
+    )
+    product = cotangent * (x - means[:, None]) * roots[:, None]
+    expected = tuple(
+        mx.array(np.add.reduceat(a, [0, 3]).astype(np.float32)) for a in (product, cotangent)
+    )
+    return dispatch, arguments, expected, 0
+
+
+SELFTESTS = [
+    (f"norm_weight_gradients, {name}", partial(_selftest, dtype))
+    for name, dtype in (("f32", mx.float32), ("f16", mx.float16), ("bf16", mx.bfloat16))
+]
