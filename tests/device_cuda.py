@@ -50,8 +50,8 @@ LARGEST = 400
 FLOATS = ("f32", "f16", "bf16")
 # Parameter sets taken of each test of the suite.
 PER_TEST = 2
-# Checks taken of a module of the kernel library; of the mechanisms, all.
-PER_MODULE = 4
+# What the list takes of the kernel library: all checks, or so many. `--library` runs all of it.
+LIBRARY = {"mechanisms": 1000, "permutations": 4, "rmsnorm": 4}
 SUITE = ("test_arrays", "test_graphs", "test_sums")
 # Where a test is for some backends only, this is one whose place a GPU can take.
 BACKEND = "reference"
@@ -204,6 +204,21 @@ def _named(names: Sequence[str], value: Any) -> dict[str, Any]:
     return dict(zip(names, value, strict=True))
 
 
+def library(backend: str) -> dict[str, list[Entry]]:
+    """The checks that the modules of the kernel library declare."""
+    # Its installed name; in a source tree it is the folder `kernels`.
+    sys.modules.setdefault(selftest.LIBRARY, importlib.import_module("kernels"))
+    found = {}
+    for module, declared in selftest.modules(selftest.LIBRARY):
+        if isinstance(declared, selftest.Outcome):
+            raise RuntimeError(f"{module}: {declared.message}")
+        found[module] = [
+            Entry(f"library {module}", name, partial(checked, module, name, make, backend))
+            for name, make in declared
+        ]
+    return found
+
+
 def entries(backend: str = "cuda") -> list[Entry]:
     """The list, the same in every process."""
     # Right results are made where the suite makes them.
@@ -211,21 +226,21 @@ def entries(backend: str = "cuda") -> list[Entry]:
         cases = [*cuda_words.words(), *cuda_cases.all_cases()]
     found = [Entry(case.module, case.name, partial(launched, case, backend)) for case in cases]
     found += [Entry("views", dtype, partial(shifted, dtype, backend)) for dtype in FLOATS]
-    # Its installed name; in a source tree it is the folder `kernels`.
-    sys.modules.setdefault(selftest.LIBRARY, importlib.import_module("kernels"))
-    for module, declared in selftest.modules(selftest.LIBRARY):
-        if isinstance(declared, selftest.Outcome):
-            raise RuntimeError(f"{module}: {declared.message}")
-        step = 1 if module == "mechanisms" else max(1, -(-len(declared) // PER_MODULE))
-        found += [
-            Entry(f"library {module}", name, partial(checked, module, name, make, backend))
-            for name, make in declared[::step]
-        ]
+    checks = library(backend)
+    for module, most in LIBRARY.items():
+        found += checks[module][:: -(-len(checks[module]) // most)]
     found += [Entry("operations", n, partial(computed, n, backend)) for n in arithmetic.KERNELS]
     found += suite(backend)
     if len(found) > LARGEST:
         raise RuntimeError(f"{len(found)} entries; at most {LARGEST} are run")
     return found
+
+
+def candidates(options: argparse.Namespace) -> list[Entry]:
+    """The list, or the library's checks."""
+    if options.library:
+        return [entry for checks in library(options.backend).values() for entry in checks]
+    return entries(options.backend)
 
 
 def run(chosen: Sequence[Entry]) -> list[Outcome]:
@@ -251,6 +266,8 @@ def share(options: argparse.Namespace, number: int, folder: str) -> subprocess.P
     command += ["--share", f"{number}/{options.workers}", "--json", f"{folder}/{number}.json"]
     if options.only:
         command += ["--only", options.only]
+    if options.library:
+        command.append("--library")
     return subprocess.Popen(command, cwd=ROOT)
 
 
@@ -308,6 +325,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--backend", choices=("cuda", "emulator"), default="cuda")
     parser.add_argument("--json", type=Path, help="where to write the findings")
     parser.add_argument("--only", help="entries whose module and name hold this text")
+    parser.add_argument(
+        "--library", action="store_true", help="every check of the kernel library instead"
+    )
     parser.add_argument("--list", action="store_true", help="print the list and run nothing")
     parser.add_argument("--share", help=argparse.SUPPRESS)
     parser.add_argument("--workers", type=int, default=max(1, min(12, (os.cpu_count() or 2) - 2)))
@@ -328,7 +348,7 @@ def main(argv: Sequence[str]) -> int:
             options.json.write_text(json.dumps(report, indent=2))
         show(report)
         return int(not report["ok"])
-    chosen = [e for e in entries(options.backend) if (options.only or "") in f"{e.module} {e.name}"]
+    chosen = [e for e in candidates(options) if (options.only or "") in f"{e.module} {e.name}"]
     if options.list:
         print("\n".join(f"{entry.module}: {entry.name}" for entry in chosen))
         return 0

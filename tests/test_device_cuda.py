@@ -34,6 +34,13 @@ def test_the_list_is_short_and_holds_every_kind() -> None:
         assert counts[module] >= least, module
 
 
+def test_the_library_can_be_listed_whole() -> None:
+    """Each module that has kernels, those of the list and the others."""
+    options = device_cuda.parse(["--library", "--backend", "emulator"])
+    modules = {entry.module for entry in device_cuda.candidates(options)}
+    assert modules >= {f"library {name}" for name in (*device_cuda.LIBRARY, "softmax", "rope")}
+
+
 def test_the_corpus_of_the_checkers_meets_every_mechanism() -> None:
     corpus = cuda_cases.corpus()
     assert len(corpus) >= 60
