@@ -6,8 +6,8 @@ What is looked for, in the syntax tree, whatever classes and attributes are call
     gate        f(a) * b or b * f(a), with f MLX's silu or one of its gelus; also behind a function
                 of two parameters that returns just that, as mlx-lm's `swiglu`
     activation  a call of such an f alone
-    residual    `h = a + b` with `self.norm(h)` in a later statement of the same block, h not
-                assigned in between; or `self.norm(a + b)`
+    residual    `h = a + b` with `self.norm(h)` in a later statement of the same block, and h only
+                read in between, as an operand or for its attributes; or `self.norm(a + b)`
 
 All else in the method stays as it is; inner functions, lambdas and comprehensions are left alone.
 """
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import TypeVar
 
+from metile_mlx.patching.effects import changes, has_attribute, may_leave, position, runs_before
 from metile_mlx.patching.operations import Operations
 from metile_mlx.patching.recognition import function_of, product
 from metile_mlx.patching.source import Source, read, rebuilt
@@ -149,22 +150,38 @@ class _Rewriter(ast.NodeTransformer):
                 _replace(later, use, _at(ast.Name(id=normed, ctx=ast.Load()), use))
 
     def _norm_of(self, name: str, later: list[ast.stmt]) -> tuple[ast.Call, ast.Attribute] | None:
-        """The first `self.norm(name)` in a simple statement, before `name` is assigned again."""
-        if name not in self._source.function.__code__.co_varnames:
+        """The first `self.norm(name)` in a simple statement, if it has to see the sum as it was."""
+        code = self._source.function.__code__
+        if name not in code.co_varnames or name in code.co_cellvars:
             return None
-        for statement in later:
-            if isinstance(statement, (ast.Assign, ast.Return, ast.Expr)):
-                for node in _evaluated(statement):
-                    match node:
-                        case ast.Call(
-                            func=ast.Attribute(value=ast.Name(id=owner)) as norm,
-                            args=[ast.Name(id=given)],
-                            keywords=[],
-                        ) if self._is_norm(owner, norm) and given == name:
-                            return node, norm
-            if any(_is_stored(n) and getattr(n, "id", None) == name for n in ast.walk(statement)):
+        for index, statement in enumerate(later):
+            changing = [*changes(statement, name)]
+            uses = self._uses(name, statement)
+            if uses:
+                call, norm = min(uses, key=lambda use: position(use[0]))
+                between = later[:index]
+                is_changed = any(
+                    node is not call.args[0] and runs_before(node, call, statement)
+                    for node in changing
+                ) or any(has_attribute(each, norm.attr) for each in between)
+                return None if is_changed else (call, norm)
+            if changing or may_leave(statement):
                 return None
         return None
+
+    def _uses(self, name: str, statement: ast.stmt) -> list[tuple[ast.Call, ast.Attribute]]:
+        """Calls of norms with `name` alone."""
+        found = []
+        if isinstance(statement, (ast.Assign, ast.Return, ast.Expr)):
+            for node in _evaluated(statement):
+                match node:
+                    case ast.Call(
+                        func=ast.Attribute(value=ast.Name(id=owner)) as norm,
+                        args=[ast.Name(id=given)],
+                        keywords=[],
+                    ) if self._is_norm(owner, norm) and given == name:
+                        found.append((node, norm))
+        return found
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         return self._gated(node) or self.generic_visit(node)
