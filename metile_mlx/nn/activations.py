@@ -71,7 +71,7 @@ def swiglu(
     """`silu(gate) * up`.
 
     Args:
-        gate, up: f16, bf16 or f32, of shapes that broadcast.
+        gate, up: f16, bf16 or f32, of shapes that broadcast; integers of `gate` are taken as f32.
         rounding, stream: as of `silu`.
 
     Returns:
@@ -118,6 +118,8 @@ def _gated(
     name: str, function: Any, gate: mx.array, up: mx.array, rounding: Rounding, stream: Place
 ) -> mx.array:
     rounded = checked_rounding(name, rounding) == "mlx"
+    # As MLX's activations of integers.
+    gate = as_float(gate, mx.float32)
     dtype = result_dtype(name, gate, up)
     if gate.shape != up.shape:
         gate, up = mx.broadcast_arrays(gate, up, stream=stream)

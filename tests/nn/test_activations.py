@@ -234,3 +234,16 @@ def test_layers_stand_for_mlxs_and_export() -> None:
         assert np.abs(exact(ours(x)) - exact(theirs(x))).max() <= 4e-3
     made = nn.Sequential(nn.Linear(8, 16), metile.nn.SiLU())
     assert primitives(lambda x: made(x), mx.zeros((4, 8))).count("CustomKernel") == 1
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32])
+def test_integers_as_gates_are_f32_as_in_mlx(dtype: mx.Dtype) -> None:
+    gate, up = mx.array([-3, 0, 1, 2, 100000]), mx.array([1.0, -1, 0.5, 2, 1]).astype(dtype)
+    # Its cube, in MLX's gelu_approx, is an integer too.
+    low = mx.minimum(gate, 1000)
+    for made, expected in (
+        (metile.swiglu(gate, up), nn.silu(gate) * up),
+        (metile.geglu(low, up, "tanh"), nn.gelu_approx(low) * up),
+    ):
+        assert made.dtype == expected.dtype == mx.float32
+        assert mx.allclose(made, expected, rtol=1e-5, atol=1e-6)
