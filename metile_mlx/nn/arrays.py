@@ -11,6 +11,7 @@ from metile_mlx.runtime.optional import mx
 # "mlx": each step of MLX's own function is rounded to the dtype of its arguments; "f32": the
 # arithmetic is f32 and rounded once, at the end (F66). In f32 the two are the same.
 Rounding = Literal["mlx", "f32"]
+FLOATS = (mx.float16, mx.bfloat16, mx.float32)
 _ROUNDINGS = ("mlx", "f32")
 
 
@@ -32,12 +33,18 @@ def result_dtype(name: str, *arrays: mx.array | None) -> mx.Dtype:
         LaunchError: it is another one.
     """
     dtype = mx.result_type(*[a for a in arrays if a is not None])
-    if dtype not in (mx.float16, mx.bfloat16, mx.float32):
+    if dtype not in FLOATS:
         raise LaunchError(
             f"[{name}] the result would be {str(dtype).rpartition('.')[2]}; expected float16, "
             "bfloat16 or float32"
         )
     return dtype
+
+
+def are_floats(*values: object) -> bool:
+    """Whether the arrays among these meet in a dtype that kernels know."""
+    arrays = [value for value in values if isinstance(value, mx.array)]
+    return bool(arrays) and mx.result_type(*arrays) in FLOATS
 
 
 def as_rows(name: str, x: mx.array, stream: Place) -> mx.array:

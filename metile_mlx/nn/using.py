@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 from metile_mlx.locks import Lock
 from metile_mlx.nn.activations import gelu, silu
+from metile_mlx.nn.arrays import are_floats
 from metile_mlx.nn.layer_norm import layer_norm
 from metile_mlx.nn.optional import mlx_nn
 from metile_mlx.nn.rms_norm import rms_norm
 
 Method: TypeAlias = Callable[..., Any]
 
-_active: ContextVar[bool] = ContextVar("metile_nn_using", default=False)
+# Where a method that `using` put in place keeps MLX's.
+EXCHANGED = "_metile_exchanged"
+
+
+class _Block:
+    """One block; it may be left in another context than it was entered in."""
+
+    def __init__(self, outer: _Block | None) -> None:
+        self.outer = outer
+        self.is_open = True
+
+
+_inside: ContextVar[_Block | None] = ContextVar("metile_nn_using", default=None)
 _lock = Lock()
 _users = 0
 # (class, MLX's method, ours that asks first), while anyone is inside.
@@ -63,16 +76,45 @@ def using() -> Iterator[None]:
     that mx.compile traces inside the block keeps our kernels afterwards, and one that it traced
     before keeps MLX's.
 
+    Where the dtype is none of f16, bf16 and f32, MLX's methods run. Inside, `metile.patch` still
+    compares with MLX.
+
     Raises:
-        UnsupportedError: from the modules, as the functions of metile.nn say.
+        LaunchError: from the modules, for shapes that don't fit.
     """
     _enter()
-    token = _active.set(True)
+    block = _Block(_inside.get())
+    try:
+        with _set(block):
+            yield
+    finally:
+        block.is_open = False
+        _leave()
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Calls of this thread or task are MLX's, inside of `using` too."""
+    with _set(None):
+        yield
+
+
+@contextmanager
+def _set(block: _Block | None) -> Iterator[None]:
+    token = _inside.set(block)
     try:
         yield
     finally:
-        _active.reset(token)
-        _leave()
+        # Left in another context, as by a generator of asyncio's: it has its own value.
+        with suppress(ValueError):
+            _inside.reset(token)
+
+
+def _is_active() -> bool:
+    block = _inside.get()
+    while block is not None and not block.is_open:
+        block = block.outer
+    return block is not None
 
 
 def _enter() -> None:
@@ -104,6 +146,8 @@ def _leave() -> None:
 
 def _asking(theirs: Method, ours: Method) -> Method:
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        return (ours if _active.get() else theirs)(self, *arguments, **named)
+        is_ours = _is_active() and are_floats(*arguments, *named.values(), *self.values())
+        return (ours if is_ours else theirs)(self, *arguments, **named)
 
+    setattr(call, EXCHANGED, theirs)
     return call

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeAlias
 
+from metile_mlx.nn.using import EXCHANGED
 from metile_mlx.patching.recognition import function_of, returned
 from metile_mlx.patching.source import Unreadable, read, rebuilt
 
@@ -23,8 +24,9 @@ def is_swapped(module: Any) -> bool:
 
 
 def method_of(original: type) -> object:
-    """The method that a call of an instance runs."""
-    return next((vars(c)["__call__"] for c in original.__mro__ if "__call__" in vars(c)), None)
+    """The method that a call of an instance runs; MLX's inside of `metile.nn.using`, too."""
+    found = next((vars(c)["__call__"] for c in original.__mro__ if "__call__" in vars(c)), None)
+    return getattr(found, EXCHANGED, found)
 
 
 def form_of(module: Any) -> Form | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import importlib
 import threading
 from collections.abc import Callable
@@ -141,3 +142,53 @@ def test_what_others_put_there_stays(ours: list[str]) -> None:
     finally:
         nn.RMSNorm.__call__ = method
     assert ours == []
+
+
+def test_other_dtypes_run_on_mlx(ours: list[str]) -> None:
+    """float64, and integers, which its activations take."""
+    norm, x = nn.RMSNorm(DIMS), X.astype(mx.float64)
+    layer = nn.LayerNorm(DIMS)
+    with mx.stream(mx.cpu):
+        for module in (norm, layer):
+            module.set_dtype(mx.float64)
+        whole = mx.arange(-3, 4)
+        cases = [(norm, x), (layer, x), (nn.SiLU(), x), (nn.GELU(), x), (nn.SiLU(), whole)]
+        expected = [module(given) for module, given in cases]
+        with metile.nn.using():
+            for (module, given), wanted in zip(cases, expected, strict=True):
+                made = module(given)
+                assert made.dtype == wanted.dtype
+                assert mx.array_equal(made, wanted)
+    assert ours == []
+
+
+def test_left_in_another_context_the_block_ends(ours: list[str]) -> None:
+    """As an asynchronous generator may be; the classes and the first context have MLX's again."""
+    method, module = nn.RMSNorm.__call__, nn.RMSNorm(DIMS)
+    entered, manager = contextvars.copy_context(), metile.nn.using()
+    entered.run(manager.__enter__)
+    entered.run(module, X)
+    assert ours == ["rms_norm"]
+    manager.__exit__(None, None, None)
+    assert nn.RMSNorm.__call__ is method
+    with metile.nn.using():
+        entered.run(module, X)
+        assert ours == ["rms_norm"]
+        module(X)
+        assert ours == ["rms_norm"] * 2
+    assert nn.RMSNorm.__call__ is method
+
+
+def test_patch_inside_the_block_compares_with_mlx(ours: list[str]) -> None:
+    method, model = nn.RMSNorm.__call__, nn.Sequential(nn.RMSNorm(DIMS))
+    with metile.nn.using():
+        report = metile.patch(model, sample=X)
+        assert [swap.kind for swap in report.swaps] == ["norm"]
+        assert ours == []
+        model(X)
+        assert ours == []
+        nn.RMSNorm(DIMS)(X)
+        assert ours == ["rms_norm"]
+    assert nn.RMSNorm.__call__ is method
+    report.restore()
+    assert type(model.layers[0]) is nn.RMSNorm

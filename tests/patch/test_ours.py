@@ -135,3 +135,24 @@ def test_everything_that_is_recognised_is_there() -> None:
     """A function that only the other evaluation knows would never be swapped."""
     assert set(ours.FUNCTIONS) == set(rounded_once.FUNCTIONS)
     assert set(ACTIVATIONS) | {"rms_norm", "layer_norm"} == {name for _, name in known()}
+
+
+def test_norms_of_float64_are_mlxs(norm: Any, kernels: list[str]) -> None:
+    """As is a weight of float64 alone."""
+    wide = [rows(k, mx.float32).astype(mx.float64) for k in (2, 3)]
+    cases = [(mx.fast.rms_norm, "rms_norm", ()), (mx.fast.layer_norm, "layer_norm", (None,))]
+    with mx.stream(mx.cpu):
+        for dtype in (mx.float64, mx.float32):
+            x = wide[0].astype(dtype)
+            for theirs, name, bias in cases:
+                weight = mx.ones((DIMS,), mx.float64)
+                made = ours.FUNCTIONS[name](x, weight, *bias, eps=1e-5)
+                assert mx.array_equal(made, theirs(x, weight, *bias, eps=1e-5))
+                assert made.dtype == mx.float64
+        norm.set_dtype(mx.float64)
+        for a, b in (wide, [x.astype(mx.float32) for x in wide]):
+            total, normed = ours.add_norm(a, b, norm)
+            assert kernels == []
+            assert mx.array_equal(total, a + b)
+            assert mx.array_equal(normed, norm(a + b))
+            assert normed.dtype == mx.float64
