@@ -76,8 +76,7 @@ def difference(ours: mx.array, theirs: mx.array) -> float:
         return 0.0 if mx.array_equal(ours, theirs).item() else float("inf")
     a, b = (_rows(x) for x in (ours, theirs))
     same = (a == b) | (mx.isnan(a) & mx.isnan(b))
-    largest = mx.max(mx.where(mx.isfinite(b), mx.abs(b), 0), axis=-1, keepdims=True)
-    apart = mx.where(same, 0, mx.abs(a - b) / largest)
+    apart = mx.where(same, 0, mx.abs(a - b) / _largest(b)[:, None])
     worst = mx.max(mx.where(mx.isnan(apart), float("inf"), apart))
     value: Any = worst.item()
     return float(value)
@@ -112,11 +111,11 @@ def _compare(ours: mx.array, theirs: mx.array, allowed: float) -> Agreement:
     dtype = str(theirs.dtype).rpartition(".")[2]
     apart = difference(ours, theirs)
     tokens = equal = close = 0
-    is_logits = mx.issubdtype(theirs.dtype, mx.floating) and theirs.ndim > 1
+    is_logits = mx.issubdtype(theirs.dtype, mx.floating) and theirs.ndim > 0
     if is_logits and theirs.shape[-1] > 1 and ours.shape == theirs.shape and theirs.size:
         rows = _rows(theirs)
         two = mx.topk(rows, 2, axis=-1)
-        lead = mx.abs(two[..., 0] - two[..., 1]) / mx.max(mx.abs(rows), axis=-1)
+        lead = mx.abs(two[..., 0] - two[..., 1]) / _largest(rows)
         is_clear = lead > (-1 if theirs.dtype == mx.float32 else allowed)
         same = mx.argmax(_rows(ours), axis=-1) == mx.argmax(rows, axis=-1)
         tokens, equal = (_count(mask) for mask in (is_clear, same & is_clear))
@@ -127,6 +126,11 @@ def _compare(ours: mx.array, theirs: mx.array, allowed: float) -> Agreement:
 def _count(mask: mx.array) -> int:
     value: Any = mx.sum(mask).item()
     return int(value)
+
+
+def _largest(rows: mx.array) -> mx.array:
+    """The largest finite magnitude of each row."""
+    return mx.max(mx.where(mx.isfinite(rows), mx.abs(rows), 0), axis=-1)
 
 
 def _rows(x: mx.array) -> mx.array:

@@ -135,20 +135,38 @@ def _reset(module: Any, derived: type, original: type) -> None:
 
 
 def _give_back(container: Any, key: Any, stand_in: Any, module: Any) -> None:
-    held = container.get(key) if isinstance(container, dict) else container[key]
+    held: Any = container.get(key) if isinstance(container, dict) else container[key]
     if held is stand_in:
         # Flags, such as training or frozen, may have been set on the model since.
         vars(module).update(vars(stand_in))
+        # And arrays that it kept when it ran; Module.update takes parameters only.
+        dict.update(module, dict(stand_in))
         container[key] = module
 
 
+# Classes kept; dropped all at once (F04).
+_KEPT = 256
+_refusals: dict[type, str | None] = {}
+
+
 def refusal(place: Place) -> str | None:
-    """Why Python refuses this module a subclass of its class; None where it doesn't."""
+    """Why Python refuses this module a subclass of its class; None where it doesn't.
+
+    Each class is asked once: its `__init_subclass__` may note who asks.
+    """
     original: Any = type(place.module)
+    if original not in _refusals:
+        if len(_refusals) >= _KEPT:
+            _refusals.clear()
+        _refusals[original] = _refusal(place.module, original)
+    return _refusals[original]
+
+
+def _refusal(module: Any, original: Any) -> str | None:
     try:
         made = type(original)(original.__name__, (original,), {"__module__": original.__module__})
-        object.__setattr__(place.module, "__class__", made)
-        object.__setattr__(place.module, "__class__", original)
+        object.__setattr__(module, "__class__", made)
+        object.__setattr__(module, "__class__", original)
     except Exception as error:
         # Whatever its metaclass or __init_subclass__ does; Python itself raises TypeError.
         return str(error)
@@ -164,8 +182,6 @@ def fusible_norms(module: Any) -> frozenset[str]:
     )
 
 
-# Classes kept; dropped all at once (F04).
-_KEPT = 256
 _classes: dict[object, type] = {}
 
 

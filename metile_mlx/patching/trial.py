@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from metile_mlx.patching import agreement, measuring
+from metile_mlx.patching import agreement, measuring, state
 from metile_mlx.patching.candidates import find
 from metile_mlx.patching.modules import Candidate, Installation
 from metile_mlx.patching.operations import ROUNDED_ONCE, Operations
@@ -28,6 +29,10 @@ class Trial:
 
     def run(self, measure: bool = False) -> PatchReport:
         """Leaves the model with what is kept; as it was, if anything is raised."""
+        with state.random_kept():
+            return self._run(measure)
+
+    def _run(self, measure: bool) -> PatchReport:
         found, self._report.declines = find(self._model, self._operations)
         candidates = self._with_norms([c for c in found if c.kind != "residual"], found)
         try:
@@ -53,6 +58,16 @@ class Trial:
                 "in the sample?",
             )
         self._tolerances = self._allowed(candidates)
+        if not all(map(math.isfinite, self._tolerances)):
+            return self._decline(
+                candidates,
+                "two evaluations of the sample by MLX differ without bound, so that nothing says "
+                "what reproduces it; give a sample whose results are finite, or use f32",
+            )
+        return self._reproducing(candidates)
+
+    def _reproducing(self, candidates: list[Candidate]) -> list[Candidate]:
+        """What of them reproduces MLX together; it has run."""
         if self._problem(candidates) is None:
             return candidates
         kept: list[Candidate] = []
@@ -120,6 +135,11 @@ class Trial:
         return agreement.compare(self._results(), self._expected, self._tolerances)
 
     def _results(self, arguments: tuple[Any, ...] | None = None) -> list[mx.array]:
+        """What the model returns; it holds afterwards what it held before."""
+        with state.kept(self._model):
+            return self._evaluated(arguments)
+
+    def _evaluated(self, arguments: tuple[Any, ...] | None = None) -> list[mx.array]:
         self._report.runs += 1
         return agreement.results(self._model, self._arguments if arguments is None else arguments)
 
@@ -130,35 +150,45 @@ class Trial:
         return []
 
     def _not_slower(self, kept: list[Candidate]) -> list[Candidate]:
-        """Without the kinds that make the sample slower."""
-        for kind in dict.fromkeys(c.kind for c in kept):
-            without = [c for c in kept if c.kind != kind]
-            put: Callable[[Sequence[Candidate]], None] = partial(self._put)
-            found = measuring.compare(
-                kind, partial(put, kept), partial(put, without), self._results
-            )
-            self._report.measured.append(found)
-            if not found.kept:
-                self._decline(
-                    [c for c in kept if c.kind == kind],
-                    f"slower: {found.with_it * 1e3:.3f} ms with it, {found.without * 1e3:.3f} ms "
-                    "without",
-                )
-                kept = self._with_norms([c for c in without if c.kind != "residual"], without)
-        return kept
+        """Without the kinds that make the sample slower; the rest has been compared again."""
+        all_of_them = kept
+        self._installation.take_out()
+        with state.kept(self._model):
+            for kind in dict.fromkeys(c.kind for c in all_of_them):
+                if any(c.kind == kind for c in kept):
+                    kept = self._faster(kept, kind)
+            self._installation.take_out()
+        if not kept or len(kept) == len(all_of_them):
+            return kept
+        return self._reproducing(kept)
 
-    def _put(self, chosen: Sequence[Candidate]) -> None:
-        self._installation.put(chosen, self._operations)
+    def _faster(self, kept: list[Candidate], kind: str) -> list[Candidate]:
+        """With a kind of operation, or without it and what depends on it."""
+        without = [c for c in kept if c.kind != kind]
+        put = partial(self._installation.put, operations=self._operations)
+        found = measuring.compare(kind, partial(put, kept), partial(put, without), self._evaluated)
+        self._report.measured.append(found)
+        if found.kept:
+            return kept
+        self._decline(
+            [c for c in kept if c.kind == kind],
+            f"slower: {found.with_it * 1e3:.3f} ms with it, {found.without * 1e3:.3f} ms without",
+        )
+        return self._with_norms([c for c in without if c.kind != "residual"], without)
 
     def _finish(self, kept: Sequence[Candidate]) -> None:
         """The model with what is kept, and the report of it."""
         self._installation.put(kept, self._operations)
         report = self._report
+        if kept:
+            report.agreement = self._compared()
+            unmet = [item for item in report.agreement if not item.is_met]
+            if unmet:
+                self._installation.take_out()
+                kept = self._decline(kept, f"did not reproduce MLX once more: {unmet[0]}")
         report.swaps = [
             Swap(", ".join(c.place.paths), c.place.name, c.kind, site.text, site.where)
             for c in kept
             for site in c.sites
         ]
-        if kept:
-            report.agreement = self._compared()
         report._restore = self._installation.take_out

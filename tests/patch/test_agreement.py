@@ -60,6 +60,20 @@ def test_f32_is_strict_in_values_and_in_every_token() -> None:
     assert not lost.is_met
 
 
+def test_a_padded_vocabulary_and_a_single_row_have_tokens() -> None:
+    """Logits of -inf are no magnitude; results of one axis are a row."""
+    for shape in ((1, 3), (3,)):
+        theirs = mx.array([1.0, 1.5, -INF]).astype(mx.float16).reshape(shape)
+        ours = mx.array([1.5, 1.0, -INF]).astype(mx.float16).reshape(shape)
+        (found,) = compare([ours], [theirs], [0.2])
+        assert (found.is_met, found.tokens, found.tokens_equal) == (False, 1, 0)
+        (same,) = compare([theirs], [theirs], [0.2])
+        assert (same.is_met, same.tokens, same.tokens_equal) == (True, 1, 1)
+    one, other = mx.array([1.0, 1.000001]), mx.array([1.000001, 1.0])
+    (flipped,) = compare([one], [other], [1e-5])
+    assert (flipped.is_met, flipped.tokens) == (False, 1)
+
+
 def test_in_f16_only_clear_tokens_are_compared_and_both_are_counted() -> None:
     theirs = logits([1.0, 1.001, 0.0], [3.0, 1.0, 2.0], dtype=mx.float16)
     ours = logits([1.001, 1.0, 0.0], [3.0, 1.0, 2.0], dtype=mx.float16)
