@@ -43,7 +43,8 @@ def _more(size: Size) -> dict[str, dict[str, Any]]:
         "gemma": {**rms, **head},
         "gemma2": {**rms, **scaled},
         "gemma3_text": {**rms, **scaled, "sliding_window": 8, "sliding_window_pattern": 2},
-        "phi": {"num_key_value_heads": size.num_attention_heads},
+        # MLX turns an even number of a head's values only; 0.4 of 64 are 25.
+        "phi": {"num_key_value_heads": size.num_attention_heads, "partial_rotary_factor": 0.5},
         "phi3": {**rms, **long},
         "mixtral": {**rms, "num_local_experts": 4},
     }

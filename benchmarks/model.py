@@ -40,8 +40,9 @@ DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 PHASES = ("prefill", "decode", "step")
 # The step that was promised not to be slower, and what two equal arms may differ by.
 PROMISED, NOISE = ("llama", "step"), 1.02
-# Gradients, as a share of the largest of their array, when loss and gradients are compared.
-SHARES = {"f32": 1e-3, "f16": 0.1, "bf16": 0.5}
+# Gradients, as a share of the largest of their array; the loss, a hundredth of it. On a CPU the
+# models of FULL differ by up to 2e-5, 9e-3 and 0.1.
+SHARES = {"f32": 1e-4, "f16": 0.03, "bf16": 0.3}
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Plan:
 
 
 QUICK = Plan(Size(512, 256, 512, 2, 4, 2), ("llama", "gemma"), ("f32", "f16"), 32, 2, 16, 9)
-FULL = Plan(Size(1024, 256, 768, 4, 4, 2), NAMES, ("f32", "f16"), 64, 2, 32, 9)
+FULL = Plan(Size(1024, 256, 768, 4, 4, 2), NAMES, tuple(DTYPES), 64, 2, 32, 9)
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ def other_tokens(made: mx.array, expected: mx.array, tolerance: float) -> str | 
 def other_step(made: Any, expected: Any, share: float) -> str | None:
     """What is wrong with a loss and its gradients."""
     (loss, gradients), (wanted, slopes) = made, expected
-    if abs(loss.item() - wanted.item()) > share / 10 * abs(wanted.item()):
+    if abs(loss.item() - wanted.item()) > share / 100 * abs(wanted.item()):
         return f"the loss is {loss.item()}, and {wanted.item()} in MLX"
     ours = dict(tree_flatten(gradients))
     for path, slope in tree_flatten(slopes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,18 @@ from benchmarks import model as benchmark
 from benchmarks import optional
 from benchmarks.architectures import NAMES, Size, build
 from benchmarks.harness import WrongResult, summarise
-from benchmarks.model import MLX, OURS, Measured, Plan, goals, other_step, other_tokens, run_case
+from benchmarks.model import (
+    FULL,
+    MLX,
+    OURS,
+    SHARES,
+    Measured,
+    Plan,
+    goals,
+    other_step,
+    other_tokens,
+    run_case,
+)
 
 PLAN = Plan(Size(64, 32, 48, 1, 2, 1), ("llama",), ("f32",), 6, 1, 2, 1)
 
@@ -63,6 +75,21 @@ def test_losses_and_gradients_are_compared() -> None:
     assert "gradient of w" in str(other_step(bent, expected, 1e-3))
     lost = (expected[0], {"w": mx.array([float("nan"), -4.0])})
     assert "gradient of w" in str(other_step(lost, expected, 1e-3))
+
+
+def test_a_gradient_of_half_the_size_is_wrong_in_every_dtype() -> None:
+    expected = (mx.array(2.0), {"w": mx.array([1.0, -4.0])})
+    half = (expected[0], {"w": expected[1]["w"] / 2})
+    assert all("gradient of w" in str(other_step(half, expected, s)) for s in SHARES.values())
+    assert set(SHARES) == set(FULL.dtypes)
+
+
+def test_every_model_runs_in_the_full_size() -> None:
+    """Phi turns a part of each head, an even number of values."""
+    tokens = mx.array([[1, 2, 3]])
+    for name in NAMES:
+        small = replace(FULL.size, num_hidden_layers=2, vocab_size=16, intermediate_size=32)
+        assert build(name, small, mx.float32)(tokens).shape == (1, 3, 16)
 
 
 def test_the_goal_is_the_step_of_a_llama() -> None:
