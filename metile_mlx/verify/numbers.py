@@ -28,6 +28,7 @@ from metile_mlx.layout.affine import Indices
 # One row per choice of the arguments, in canonical form: signed or unsigned as the dtype is, 0 or
 # 1, or the bits of a float. u64 as the i64 of the same bits.
 Numbers: TypeAlias = Indices
+Compares: TypeAlias = Callable[[CompareKind, Numbers, Numbers, DType], Numbers]
 TRIALS = 6
 # Negative as an i32 when multiplied by any size of a tile.
 FAR = 0x7FFF0005
@@ -151,26 +152,30 @@ def unary(kind: UnaryKind, a: Numbers, dtype: DType) -> Numbers:
     return canonical(mix(f"{kind.value} {dtype}", a).view(np.int64), dtype)
 
 
-def binary(kind: BinaryKind, a: Numbers, b: Numbers, dtype: DType) -> Numbers:
-    """a `kind` b, of tiles and of threads."""
+def binary(
+    kind: BinaryKind, a: Numbers, b: Numbers, dtype: DType, compares: Compares | None = None
+) -> Numbers:
+    """a `kind` b, of tiles and of threads; a remainder `compares` floats, by default as here."""
     if not dtype.is_float:
         with np.errstate(over="ignore"):
             return canonical(_INTEGER[kind](a, b, dtype), dtype)
     if kind is BinaryKind.FLOORDIV:
         return unary(UnaryKind.FLOOR, binary(BinaryKind.DIV, a, b, dtype), dtype)
     if kind is BinaryKind.MOD:
-        return _float_modulo(a, b, dtype)
+        return _float_modulo(a, b, dtype, compares or compare)
     if kind in (BinaryKind.MINIMUM, BinaryKind.MAXIMUM):
         return _extreme(kind, a, b, dtype)
     return canonical(mix(f"{kind.value} {dtype}", a, b).view(np.int64), dtype)
 
 
-def _float_modulo(a: Numbers, b: Numbers, dtype: DType) -> Numbers:
+def _float_modulo(a: Numbers, b: Numbers, dtype: DType, compares: Compares) -> Numbers:
     """The remainder with the divisor's sign (SPEC K3)."""
     zero = constant(0.0, dtype)
     rest = binary(BinaryKind.REM, a, b, dtype)
-    opposite = compare(CompareKind.LT, rest, zero, dtype) ^ compare(CompareKind.LT, b, zero, dtype)
-    adjust = compare(CompareKind.NE, rest, zero, dtype) & opposite
+    opposite = compares(CompareKind.LT, rest, zero, dtype) ^ compares(
+        CompareKind.LT, b, zero, dtype
+    )
+    adjust = compares(CompareKind.NE, rest, zero, dtype) & opposite
     return np.where(adjust != 0, binary(BinaryKind.ADD, rest, b, dtype), rest)
 
 
@@ -185,12 +190,15 @@ def _extreme(kind: BinaryKind, a: Numbers, b: Numbers, dtype: DType) -> Numbers:
 def compare(kind: CompareKind, a: Numbers, b: Numbers, dtype: DType) -> Numbers:
     """a `kind` b, as 0 and 1."""
     if dtype.is_float:
-        # In every other trial the other way round, so that what it guards is read somewhere.
-        turned = np.arange(TRIALS)[:, None] & 1
-        return mix(f"{kind.value} {dtype}", a, b).view(np.int64) & 1 ^ turned
+        return compared(kind, a, b, dtype).view(np.int64) & 1
     if dtype.bits == 64 and not dtype.is_signed:
         return _COMPARE[kind](a.view(np.uint64), b.view(np.uint64)).astype(np.int64)
     return _COMPARE[kind](a, b).astype(np.int64)
+
+
+def compared(kind: CompareKind, a: Numbers, b: Numbers, dtype: DType) -> NDArray[np.uint64]:
+    """What tells a comparison of floats from others."""
+    return mix(f"{kind.value} {dtype}", a, b)
 
 
 def cast(a: Numbers, source: DType, target: DType) -> Numbers:

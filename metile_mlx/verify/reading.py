@@ -19,6 +19,7 @@ from metile_mlx.ir.arith import COMBINE, CombineKind, element
 from metile_mlx.ir.core import Block, Op, Value
 from metile_mlx.ir.loops import Loop
 from metile_mlx.verify import numbers
+from metile_mlx.verify.decisions import Decisions
 from metile_mlx.verify.findings import Finding
 from metile_mlx.verify.numbers import Numbers
 
@@ -76,7 +77,7 @@ def barrier(item: Op, role: str) -> Access:
     return Access(item, "barrier", (role, ""), np.ones((1, 1), np.uint64))
 
 
-def elementwise(item: Op, read: Read) -> Numbers | None:
+def elementwise(item: Op, read: Read, decisions: Decisions) -> Numbers | None:
     """What an op of either op set gives from the elements of its operands, None for others."""
     match item:
         case tile.Constant() | metal.Constant():
@@ -89,10 +90,12 @@ def elementwise(item: Op, read: Read) -> Numbers | None:
             return numbers.unary(item.kind, read(item.src), element(item.src))
         case tile.Binary() | metal.Binary():
             dtype = element(item.lhs)
-            return numbers.binary(item.kind, read(item.lhs), read(item.rhs), dtype)
+            return numbers.binary(
+                item.kind, read(item.lhs), read(item.rhs), dtype, decisions.of(item)
+            )
         case tile.Compare() | metal.Compare():
             dtype = element(item.lhs)
-            return numbers.compare(item.kind, read(item.lhs), read(item.rhs), dtype)
+            return decisions.of(item)(item.kind, read(item.lhs), read(item.rhs), dtype)
         case tile.Select() | metal.Select():
             parts = (item.condition, item.on_true, item.on_false)
             return numbers.select(*map(read, parts))

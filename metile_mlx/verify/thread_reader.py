@@ -20,6 +20,7 @@ from metile_mlx.ir.types import PointerType, ScalarType
 from metile_mlx.target import EMULATOR, SIMD_WIDTH, Target
 from metile_mlx.verify import numbers
 from metile_mlx.verify.conversions import elements
+from metile_mlx.verify.decisions import Decisions, turns
 from metile_mlx.verify.findings import Finding
 from metile_mlx.verify.numbers import TRIALS, Numbers
 from metile_mlx.verify.reading import (
@@ -58,32 +59,41 @@ def check_lowering(func: Func, before: Func, target: Target) -> list[Finding]:
     whose checker sees where a pointer leaves its array, pointers have no bounds.
     """
     try:
-        found = _read(func, before, bounded=target != EMULATOR)
+        for turn in range(turns(before)):
+            found = _differences(func, before, turn, bounded=target != EMULATOR)
+            if found:
+                return found
     except Outside as outside:
         return [Finding(outside.op, "accesses an element that its threadgroup memory has not")]
     except Unreadable:
-        return []
+        pass
+    return []
+
+
+def _differences(func: Func, before: Func, turn: int, bounded: bool) -> list[Finding]:
+    """The first difference in one turn."""
+    found = _read(func, before, turn, bounded=bounded)
     if isinstance(found, list):
         return found
     source, reader = found
     return differences(source.accesses, reader.accesses)
 
 
-def thread_reader(func: Func, before: Func, exact: bool = False) -> ThreadReader:
-    """A Stage.THREAD program made from `before`, read; see ThreadReader.
+def thread_reader(func: Func, before: Func, turn: int = 0, exact: bool = False) -> ThreadReader:
+    """A Stage.THREAD program made from `before`, read in one of its turns; see ThreadReader.
 
     Raises:
         Unreadable: it holds an op that is not known here.
         ValueError: it takes other arrays.
     """
-    found = _read(func, before, exact)
+    found = _read(func, before, turn, exact)
     if isinstance(found, list):
         raise ValueError(found[0].message)
     return found[1]
 
 
 def _read(
-    func: Func, before: Func, exact: bool = False, bounded: bool = True
+    func: Func, before: Func, turn: int, exact: bool = False, bounded: bool = True
 ) -> tuple[TileReader, ThreadReader] | list[Finding]:
     """Both programs read, or why their arrays are not the same."""
     arrays, masked, findings = _arrays(func, before)
@@ -94,9 +104,10 @@ def _read(
         for item in walk(func.body)
         if isinstance(item, metal.Load | metal.Store)
     )
-    source = TileReader(before, 64 if wide else 32, masked, bounded)
+    decisions = Decisions(before, turn)
+    source = TileReader(before, 64 if wide else 32, decisions, masked, bounded)
     source.run()
-    reader = ThreadReader(func, arrays, source.numbers, exact)
+    reader = ThreadReader(func, arrays, source.numbers, decisions, exact)
     reader.run()
     return source, reader
 
@@ -153,9 +164,11 @@ class ThreadReader:
         func: Func,
         arrays: Mapping[Value, tuple[str, str]],
         arguments: Mapping[Value, Numbers],
+        decisions: Decisions,
         exact: bool,
     ) -> None:
         self.func = func
+        self.decisions = decisions
         self.exact = exact
         self.arrays = arrays
         self.threads = np.arange(func.threads)[None]
@@ -187,7 +200,7 @@ class ThreadReader:
             pair = self.numbers[item.lhs], self.numbers[item.rhs]
             smaller, larger = np.minimum(*pair), np.maximum(*pair)
             return numbers.binary(item.kind, smaller, larger, element(item.lhs))
-        return elementwise(item, self.numbers.__getitem__)
+        return elementwise(item, self.numbers.__getitem__, self.decisions)
 
     def op(self, item: Op, path: Numbers) -> Sequence[Numbers]:
         match item:

@@ -22,6 +22,7 @@ from metile_mlx.layout.affine import Indices
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.verify import numbers
 from metile_mlx.verify.conversions import elements, images
+from metile_mlx.verify.decisions import Decisions
 from metile_mlx.verify.lane_reader import LaneReader, is_own
 from metile_mlx.verify.numbers import Numbers
 from metile_mlx.verify.reading import (
@@ -52,15 +53,22 @@ class TileReader:
         func: the program.
         index_bits: width of memory offsets in the thread's program.
         bounded: whether pointers, too, end where their array does.
+        decisions: what comparisons of floats give.
         masked: parameters with an output that says which elements are stored (SPEC K7).
     """
 
     def __init__(
-        self, func: Func, index_bits: int, masked: frozenset[str], bounded: bool = True
+        self,
+        func: Func,
+        index_bits: int,
+        decisions: Decisions,
+        masked: frozenset[str],
+        bounded: bool = True,
     ) -> None:
         self.func = func
         self.bounded = bounded
         self.bits = index_bits
+        self.decisions = decisions
         self.masked = masked
         self.numbers: dict[Value, Numbers] = {}
         self.views: dict[Value, _View] = {}
@@ -87,7 +95,7 @@ class TileReader:
         for item in block.ops:
             if isinstance(item, tile.Yield):
                 return tuple(self.numbers[value] for value in item.values)
-            found = elementwise(item, self.numbers.__getitem__)
+            found = elementwise(item, self.numbers.__getitem__, self.decisions)
             results = self.op(item, path) if found is None else (found,)
             self.numbers.update(zip(item.results, results, strict=True))
         return ()

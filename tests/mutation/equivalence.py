@@ -17,6 +17,7 @@ from metile_mlx.ir.core import Effect, Op, Value
 from metile_mlx.ir.types import PointerType, ScratchType, TensorType
 from metile_mlx.target import EMULATOR
 from metile_mlx.verify import examine
+from metile_mlx.verify.decisions import turns
 from metile_mlx.verify.reading import Unreadable, differences
 from metile_mlx.verify.thread_reader import thread_reader
 from metile_mlx.verify.thread_values import ThreadValues
@@ -112,13 +113,16 @@ def reads_alike(trial: Trial) -> bool:
         return False
     before = next(s.before for s in trial.program.snapshots if s.stage is Stage.THREAD)
     try:
-        was, now = (
-            thread_reader(func, before, exact=True).accesses
-            for func in (snapshot.func, mutant.func)
-        )
+        for turn in range(turns(before)):
+            was, now = (
+                thread_reader(func, before, turn, exact=True).accesses
+                for func in (snapshot.func, mutant.func)
+            )
+            if differences(was, now) or differences(now, was):
+                return False
     except (Unreadable, ValueError):
         return False
-    return not differences(was, now) and not differences(now, was)
+    return True
 
 
 def nothing_depends_on_it(trial: Trial) -> bool:

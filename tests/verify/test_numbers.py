@@ -123,10 +123,3 @@ def test_arguments_are_small_and_large_and_extents_differ_from_each_other() -> N
     assert (ids < extents).all()
     far = ids.max() * 2 ** np.arange(5, 16)
     assert (numbers.canonical(far, i32) < 0).all()
-
-
-@pytest.mark.parametrize("kind", CompareKind)
-def test_what_a_comparison_of_floats_guards_is_read_in_some_trial(kind: CompareKind) -> None:
-    """And left out in another; of two literals, whose hashes are the same in all trials, too."""
-    held = numbers.compare(kind, numbers.constant(1.0, f32), numbers.constant(2.0, f32), f32)
-    assert set(held.ravel().tolist()) == {0, 1}
