@@ -57,7 +57,7 @@ def test_b1_any_width_number_and_size_with_one_text() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "i32"])
+@pytest.mark.parametrize("dtype", ["bf16", "i32"])
 def test_f53_numbers_outside_of_the_table_read_nothing(backend: str, dtype: str) -> None:
     """Their rows are quiet NaN, of the same bits on every backend, or 0."""
     table = payload(dtype, (4, 33))

@@ -112,7 +112,8 @@ def texts(launches: Sequence[Any], monkeypatch: pytest.MonkeyPatch) -> list[tupl
 def test_every_layout_width_and_dtype_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """All registers, striped and adjacent: no race, no access outside, and right (R2, V1)."""
     every = list(itertools.product(LAYOUTS, WIDTHS, DTYPES))
-    cases = every if count(ci=len(every), full=len(every)) == len(every) else every[::4]
+    # 5 has no factor with the numbers of widths and dtypes, so a sample meets each of them.
+    cases = every[:: 5 if count(ci=0, full=1) == 0 else 1]
     inputs = [data(width, dtype, seed=i) for i, (_, width, dtype) in enumerate(cases)]
 
     def launch(case: Any, arrays: tuple[mx.array, mx.array]) -> mx.array:

@@ -348,7 +348,7 @@ def sampled(
     pairs: list[tuple[tuple[int, ...], ...]], seed: int
 ) -> list[tuple[tuple[int, ...], ...]]:
     """All pairs, or as many as the profile tries."""
-    return random.Random(seed).sample(pairs, count(ci=len(pairs), full=len(pairs)))
+    return random.Random(seed).sample(pairs, count(ci=len(pairs) // 5, full=len(pairs)))
 
 
 def test_c1_f37_every_pair_of_bit_permutations_on_one_simdgroup() -> None:

@@ -101,7 +101,7 @@ def conversions(func: Func) -> int:
     return sum(isinstance(item, tile.Convert) for item in walk(func.body))
 
 
-@settings(max_examples=count(ci=100, full=5000))
+@settings(max_examples=count(ci=60, full=5000))
 @given(SEEDS, CONVERSION, st.sampled_from([(1,), (2, 4, 8)]))
 def test_s1_s3_random_programs_give_the_same_bits_with_no_more_communication(
     seed: int, conversion: str, registers: tuple[int, ...]
@@ -155,7 +155,7 @@ def planned_barriers(func: Func, target: Target) -> int:
     return sum(isinstance(item, planned.Barrier) for item in walk(planned_func.body))
 
 
-@settings(max_examples=count(ci=60, full=3000))
+@settings(max_examples=count(ci=40, full=3000))
 @given(SEEDS, st.sampled_from([2, 3, 4, 6]))
 def test_s3_never_more_barriers_where_scratch_is_short(seed: int, registers: int) -> None:
     """Rounds count: scratch holds `registers` of 8, and dtypes share it."""

@@ -25,14 +25,14 @@ SAMPLE = mx.random.randint(0, VOCABULARY, (2, 19), key=mx.random.key(5))
 PROMPT = mx.random.randint(0, VOCABULARY, (1, 7), key=mx.random.key(6))
 F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
 # MLX's mixture of experts runs in f32 only on a CPU ("[GatherMM::eval]").
-IN_F16 = [name for name in MODELS if name != "mixtral"]
-if profile.name() != "full":
-    IN_F16 = ["llama", "qwen3", "gemma2", "gemma3_text"]
 CASES = [
     *((name, F32) for name in MODELS),
-    *((name, F16) for name in IN_F16),
+    *((name, F16) for name in MODELS if name != "mixtral"),
     ("llama", BF16),
 ]
+if profile.name() != "full":
+    IN_F32 = ("llama", "qwen2", "gemma3_text", "phi", "phi3", "mixtral")
+    CASES = [*((name, F32) for name in IN_F32), ("llama", F16), ("gemma2", F16)]
 # Norms of each kind of model, per layer and for all.
 NORMS = {"llama": 2, "qwen2": 2, "qwen3": 4, "gemma": 2, "gemma2": 4, "gemma3_text": 6, "phi": 1}
 NORMS |= {"phi3": 2, "mixtral": 2}
