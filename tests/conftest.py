@@ -49,11 +49,11 @@ def _collecting() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _emulated() -> Iterator[None]:
+def _emulated(request: pytest.FixtureRequest) -> Iterator[None]:
     """When a test file is done, its kernels run as MSL under the checker."""
     yield
     if emulated.unavailable() is None:
-        faults = emulated.run_all(COLLECTOR, TALLY)
+        faults = emulated.run_all(COLLECTOR, TALLY, emulated.limit(request.path))
         assert not faults, "\n\n".join(faults)
 
 

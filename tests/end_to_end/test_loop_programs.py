@@ -34,9 +34,9 @@ from tests.support.profile import count
 from tests.support.random_loops import PROGRAMS, RandomLoops, random_loops
 from tests.support.simulated_metal import to_numpy
 
-BATCH = 30
+BATCH = 45
 GRID = (PROGRAMS, 1, 1)
-TOTAL = count(ci=60, full=4000)
+TOTAL = count(ci=45, full=4000)
 
 
 @dataclass
