@@ -238,7 +238,7 @@ def entries(backend: str = "cuda") -> list[Entry]:
 
 def candidates(options: argparse.Namespace) -> list[Entry]:
     """The list, or the library's checks."""
-    if options.library:
+    if options.of_library:
         return [entry for checks in library(options.backend).values() for entry in checks]
     return entries(options.backend)
 
@@ -266,7 +266,7 @@ def share(options: argparse.Namespace, number: int, folder: str) -> subprocess.P
     command += ["--share", f"{number}/{options.workers}", "--json", f"{folder}/{number}.json"]
     if options.only:
         command += ["--only", options.only]
-    if options.library:
+    if options.of_library:
         command.append("--library")
     return subprocess.Popen(command, cwd=ROOT)
 
@@ -326,7 +326,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="where to write the findings")
     parser.add_argument("--only", help="entries whose module and name hold this text")
     parser.add_argument(
-        "--library", action="store_true", help="every check of the kernel library instead"
+        "--library",
+        dest="of_library",
+        action="store_true",
+        help="every check of the kernel library instead",
     )
     parser.add_argument("--list", action="store_true", help="print the list and run nothing")
     parser.add_argument("--share", help=argparse.SUPPRESS)
