@@ -13,6 +13,7 @@ from mlx import nn
 
 import metile_mlx as metile
 from metile_mlx.runtime.export import primitives
+from tests.support.functions import close
 from tests.support.public import compilations, same_bits
 from tests.support.rounding import exact, ulps
 
@@ -33,29 +34,10 @@ GATED: dict[str, tuple[Function, Function]] = {
     ),
     "geglu fast": (partial(metile.geglu, approx="fast"), lambda g, u: nn.gelu_fast_approx(g) * u),
 }
-BACKENDS = ("cpu", "reference", pytest.param("emulator", marks=pytest.mark.emulator))
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("METILE_BACKEND", request.param)
-    return str(request.param)
-
-
-@pytest.fixture(params=("cpu", "reference"))
-def batchable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("METILE_BACKEND", request.param)
-    return str(request.param)
 
 
 def normal(shape: tuple[int, ...], dtype: mx.Dtype = mx.float32, seed: int = 0) -> mx.array:
     return (2 * mx.random.normal(shape, key=mx.random.key(seed))).astype(dtype)
-
-
-def close(a: mx.array, b: mx.array, rtol: float = 1e-5) -> None:
-    assert (a.shape, a.dtype) == (b.shape, b.dtype)
-    wide, other = exact(a), exact(b)
-    assert np.abs(wide - other).max(initial=0) <= rtol * np.abs(other).max(initial=1e-30)
 
 
 @pytest.mark.parametrize(

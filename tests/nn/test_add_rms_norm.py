@@ -10,29 +10,13 @@ import numpy as np
 import pytest
 
 import metile_mlx as metile
+from tests.support.functions import close, normal
 from tests.support.public import compilations, same_bits
 from tests.support.rounding import exact, ulps
 
 EPS = 1e-5
 DTYPES = (mx.float16, mx.bfloat16, mx.float32)
-BACKENDS = ("cpu", "reference", pytest.param("emulator", marks=pytest.mark.emulator))
 Pair = tuple[mx.array, mx.array]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("METILE_BACKEND", request.param)
-    return str(request.param)
-
-
-@pytest.fixture(params=("cpu", "reference"))
-def batchable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("METILE_BACKEND", request.param)
-    return str(request.param)
-
-
-def normal(shape: tuple[int, ...], dtype: mx.Dtype = mx.float32, seed: int = 0) -> mx.array:
-    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
 
 
 def plain(x: mx.array, r: mx.array, w: mx.array | None, eps: float = EPS) -> Pair:
@@ -41,12 +25,6 @@ def plain(x: mx.array, r: mx.array, w: mx.array | None, eps: float = EPS) -> Pai
 
 def ours(x: mx.array, r: mx.array, w: mx.array | None, eps: float = EPS) -> Pair:
     return metile.add_rms_norm(x, r, w, eps)
-
-
-def close(a: mx.array, b: mx.array, rtol: float = 1e-5) -> None:
-    assert (a.shape, a.dtype) == (b.shape, b.dtype)
-    wide, other = exact(a), exact(b)
-    assert np.abs(wide - other).max(initial=0) <= rtol * np.abs(other).max(initial=1e-30)
 
 
 @pytest.mark.parametrize(

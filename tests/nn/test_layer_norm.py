@@ -13,35 +13,13 @@ from mlx.utils import tree_flatten
 
 import metile_mlx as metile
 from metile_mlx.runtime.export import primitives
+from tests.support.functions import close, normal
 from tests.support.public import compilations, same_bits
 from tests.support.rounding import exact, rounded, ulps
 
 EPS = 1e-5
 DTYPES = (mx.float16, mx.bfloat16, mx.float32)
-BACKENDS = ("cpu", "reference", pytest.param("emulator", marks=pytest.mark.emulator))
 Norm = Callable[..., mx.array]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("METILE_BACKEND", request.param)
-    return str(request.param)
-
-
-@pytest.fixture(params=("cpu", "reference"))
-def batchable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("METILE_BACKEND", request.param)
-    return str(request.param)
-
-
-def normal(shape: tuple[int, ...], dtype: mx.Dtype = mx.float32, seed: int = 0) -> mx.array:
-    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
-
-
-def close(a: mx.array, b: mx.array, rtol: float = 1e-5) -> None:
-    assert (a.shape, a.dtype) == (b.shape, b.dtype)
-    wide, other = exact(a), exact(b)
-    assert np.abs(wide - other).max(initial=0) <= rtol * np.abs(other).max(initial=1e-30)
 
 
 @pytest.mark.parametrize("width", [3, 1009])

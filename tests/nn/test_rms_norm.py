@@ -20,30 +20,13 @@ from metile_mlx.nn.layouts import (
     rows_together,
 )
 from metile_mlx.runtime.export import primitives
+from tests.support.functions import normal
 from tests.support.public import bits, compilations, same_bits
 from tests.support.rounding import exact, rounded, ulps
 
 EPS = 1e-5
 DTYPES = (mx.float16, mx.bfloat16, mx.float32)
-BACKENDS = ("cpu", "reference", pytest.param("emulator", marks=pytest.mark.emulator))
 Norm = Callable[..., mx.array]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("METILE_BACKEND", request.param)
-    return str(request.param)
-
-
-@pytest.fixture(params=("cpu", "reference"))
-def batchable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Backends whose kernels MLX itself can batch."""
-    monkeypatch.setenv("METILE_BACKEND", request.param)
-    return str(request.param)
-
-
-def normal(shape: tuple[int, ...], dtype: mx.Dtype = mx.float32, seed: int = 0) -> mx.array:
-    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
 
 
 def whole(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:

@@ -6,41 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from mlx import nn
 
 import metile_mlx as metile
 from metile_mlx.runtime.export import primitives
+from tests.support.functions import close, normal
 from tests.support.public import compilations, same_bits
 from tests.support.rounding import exact
 
 DTYPES = (mx.float16, mx.bfloat16, mx.float32)
-BACKENDS = ("cpu", "reference", pytest.param("emulator", marks=pytest.mark.emulator))
 DEFAULT = {"traditional": False, "base": 10000.0, "scale": 1.0, "offset": 0}
 Function = Callable[..., mx.array]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("METILE_BACKEND", request.param)
-    return str(request.param)
-
-
-@pytest.fixture(params=("cpu", "reference"))
-def batchable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("METILE_BACKEND", request.param)
-    return str(request.param)
-
-
-def normal(shape: tuple[int, ...], dtype: mx.Dtype = mx.float32, seed: int = 0) -> mx.array:
-    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
-
-
-def close(a: mx.array, b: mx.array, rtol: float = 1e-5) -> None:
-    assert (a.shape, a.dtype) == (b.shape, b.dtype)
-    wide, other = exact(a), exact(b)
-    assert np.abs(wide - other).max(initial=0) <= rtol * np.abs(other).max(initial=1e-30)
 
 
 OPTIONS: tuple[dict[str, Any], ...] = (

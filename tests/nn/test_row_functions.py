@@ -12,17 +12,16 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 import pytest
 
 import metile_mlx as metile
 from metile_mlx.runtime.export import primitives
+from tests.support.functions import close
 from tests.support.profile import count
 from tests.support.public import compilations, same_bits
 from tests.support.rounding import exact
 from tests.support.rows import DTYPES, normal
 
-BACKENDS = ("cpu", "reference", pytest.param("emulator", marks=pytest.mark.emulator))
 Arrays = tuple[mx.array, ...]
 
 
@@ -100,26 +99,6 @@ FUNCTIONS = {
     "top1": Function(lambda x: metile.top1(x)[0], lambda x: mx.max(x, axis=-1), alone),
 }
 NAMES = list(FUNCTIONS)
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("METILE_BACKEND", request.param)
-    return str(request.param)
-
-
-@pytest.fixture(params=("cpu", "reference"))
-def batchable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Backends whose kernels MLX itself can batch."""
-    monkeypatch.setenv("METILE_BACKEND", request.param)
-    return str(request.param)
-
-
-def close(a: mx.array, b: mx.array, rtol: float = 1e-5) -> None:
-    """To `rtol` of the largest element."""
-    assert (a.shape, a.dtype) == (b.shape, b.dtype)
-    wide, other = exact(a), exact(b)
-    assert np.abs(wide - other).max(initial=0) <= rtol * np.abs(other).max(initial=1e-30)
 
 
 RTOL = {mx.float32: 2e-6, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
