@@ -1,9 +1,10 @@
 """Modules and functions that stand for those of `mlx.nn` and `mx.fast`, on kernels (SPEC B2)."""
 
-from metile_mlx.nn.activation_layers import GELU, SiLU
+from metile_mlx.nn.activation_layers import GELU, LogSoftmax, SiLU, Softmax
 from metile_mlx.nn.activations import geglu, gelu, silu, swiglu
 from metile_mlx.nn.add_rms_norm import add_rms_norm
 from metile_mlx.nn.cross_entropy import cross_entropy
+from metile_mlx.nn.embedding_layer import Embedding
 from metile_mlx.nn.layer_norm import layer_norm
 from metile_mlx.nn.normalization import LayerNorm, RMSNorm
 from metile_mlx.nn.reduce import reduce
@@ -17,10 +18,13 @@ from metile_mlx.nn.using import using
 
 __all__ = [
     "GELU",
+    "Embedding",
     "LayerNorm",
+    "LogSoftmax",
     "RMSNorm",
     "RoPE",
     "SiLU",
+    "Softmax",
     "add_rms_norm",
     "cross_entropy",
     "geglu",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from metile_mlx.nn.activations import Approximation, gelu, gelu_of, silu
 from metile_mlx.nn.arrays import Rounding, checked_rounding
 from metile_mlx.nn.optional import Module
+from metile_mlx.nn.softmax import log_softmax, softmax
 from metile_mlx.runtime.optional import mx
 
 
@@ -30,3 +31,20 @@ class GELU(Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         return gelu(x, self._approx, rounding=self.rounding)
+
+
+class Softmax(Module):
+    """`mlx.nn.Softmax` on our kernels: over the last axis, in f32, rounded once (`metile.softmax`).
+
+    MLX's sums f16 and bf16 in f32 only where it is told to; ours always does.
+    """
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return softmax(x)
+
+
+class LogSoftmax(Module):
+    """`mlx.nn.LogSoftmax` on our kernels: over the last axis, as `metile.log_softmax`."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return log_softmax(x)

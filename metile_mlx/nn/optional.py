@@ -1,6 +1,6 @@
-"""`mlx.nn` and its `Module`, tried once. Not in `runtime/optional.py`: only who uses them pays.
+"""`mlx.nn` and classes of it, tried once. Not in `runtime/optional.py`: only who uses them pays.
 
-Without mlx, `Module` is a class that can't be made, so that importing still works (SPEC D, F29).
+Without mlx they are a class that can't be made, so that importing still works (SPEC D, F29).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ mlx_nn: Any
 try:
     import mlx.nn as mlx_nn
     from mlx.nn.layers.base import Module
+    from mlx.nn.layers.embedding import Embedding
 except ImportError as error:
     _REASON = str(error)
     mlx_nn = Missing("mlx.nn", _REASON, "pip install 'metile-mlx[cpu]'")
@@ -30,5 +31,7 @@ except ImportError as error:
                 f"mlx is not installed: {_REASON}", hint="pip install 'metile-mlx[cpu]'"
             )
 
+    Embedding = Module  # type: ignore[misc,assignment]
 
-__all__ = ["Module", "mlx_nn"]
+
+__all__ = ["Embedding", "Module", "mlx_nn"]

@@ -10,9 +10,12 @@ from typing import Any, TypeAlias
 from metile_mlx.locks import Lock
 from metile_mlx.nn.activations import gelu, silu
 from metile_mlx.nn.arrays import are_floats
+from metile_mlx.nn.embedding_layer import embedded
 from metile_mlx.nn.layer_norm import layer_norm
 from metile_mlx.nn.optional import mlx_nn
 from metile_mlx.nn.rms_norm import rms_norm
+from metile_mlx.nn.rope import rope
+from metile_mlx.nn.softmax import log_softmax, softmax
 
 Method: TypeAlias = Callable[..., Any]
 
@@ -51,6 +54,24 @@ def _gelu(self: Any, x: Any) -> Any:
     return gelu(x, self._approx)
 
 
+def _softmax(_: Any, x: Any) -> Any:
+    return softmax(x)
+
+
+def _log_softmax(_: Any, x: Any) -> Any:
+    return log_softmax(x)
+
+
+def _embedding(self: Any, x: Any) -> Any:
+    return embedded(self["weight"], x)
+
+
+def _rope(self: Any, x: Any, offset: Any = 0) -> Any:
+    return rope(
+        x, self.dims, traditional=self.traditional, base=self.base, scale=self.scale, offset=offset
+    )
+
+
 def _methods() -> dict[type, Method]:
     """What runs in the place of MLX's own `__call__`."""
     return {
@@ -58,6 +79,10 @@ def _methods() -> dict[type, Method]:
         mlx_nn.LayerNorm: _layer_norm,
         mlx_nn.SiLU: _silu,
         mlx_nn.GELU: _gelu,
+        mlx_nn.Softmax: _softmax,
+        mlx_nn.LogSoftmax: _log_softmax,
+        mlx_nn.Embedding: _embedding,
+        mlx_nn.RoPE: _rope,
     }
 
 
@@ -68,9 +93,10 @@ def using() -> Iterator[None]:
         with metile.nn.using():
             y = model(x)
 
-    The modules are mlx.nn.RMSNorm, LayerNorm, SiLU and GELU, and subclasses that leave their
-    `__call__` as it is. Only calls of this thread, or of this asyncio task, change; blocks may be
-    nested. When the last one in any thread is left, the classes have MLX's methods again.
+    The modules are mlx.nn.RMSNorm, LayerNorm, SiLU, GELU, Softmax, LogSoftmax, Embedding and RoPE,
+    and subclasses that leave their `__call__` as it is. Only calls of this thread, or of this
+    asyncio task, change; blocks may be nested. When the last one in any thread is left, the classes
+    have MLX's methods again.
 
     Nothing is checked against MLX: `metile.patch` does that, and knows more operations. A function
     that mx.compile traces inside the block keeps our kernels afterwards, and one that it traced

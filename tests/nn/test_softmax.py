@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
+from mlx import nn
 
 import metile_mlx as metile
+from metile_mlx.runtime.export import primitives
+from tests.support.functions import close
 from tests.support.rows import DTYPES, INF, NAN, normal
 
 BOTH = pytest.mark.parametrize("function", [metile.softmax, metile.log_softmax])
@@ -67,3 +70,18 @@ def test_bad_arguments_are_named(function: object) -> None:
     ):
         with pytest.raises(metile.LaunchError, match=part):
             function(x)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
+def test_b2_the_layers_are_mlxs(name: str) -> None:
+    """Of MLX's sums in f16 no more is asked than that they are near."""
+    ours, theirs = getattr(metile.nn, name)(), getattr(nn, name)()
+    assert repr(ours) == repr(theirs)
+    assert ours.parameters() == {}
+    for shape in ((33,), (2, 3, 40)):
+        for dtype, rtol in ((mx.float32, 1e-5), (mx.float16, 4e-3), (mx.bfloat16, 3e-2)):
+            close(ours(normal(shape, dtype)), theirs(normal(shape, dtype)), rtol)
+    c = normal((5, 33), seed=1)
+    slopes = [mx.grad(lambda x, f=f: (f(x) * c).sum())(normal((5, 33))) for f in (ours, theirs)]
+    close(*slopes)
+    assert primitives(lambda x: ours(x), c).count("CustomKernel") == 1

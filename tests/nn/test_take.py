@@ -1,11 +1,15 @@
-"""`metile.take`: ids of any kind and what lies outside of the table (SPEC B2, F12, F53)."""
+"""`metile.take` and `metile.nn.Embedding`: any ids, and what lies outside (SPEC B2, F12, F53)."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 import pytest
+from mlx import nn
+from mlx.utils import tree_flatten
 
 import metile_mlx as metile
+from metile_mlx.runtime.export import primitives
+from tests.support.functions import close
 from tests.support.public import same_bits
 from tests.support.rows import normal
 
@@ -65,3 +69,24 @@ def test_bad_arguments_are_named() -> None:
     ):
         with pytest.raises(metile.LaunchError, match=part):
             metile.take(given, ids)
+
+
+def test_b2_the_layer_is_mlxs() -> None:
+    """Parameters of either load into the other; what it does besides taking rows is MLX's."""
+    ours, theirs = metile.nn.Embedding(11, 64), nn.Embedding(11, 64)
+    assert repr(ours) == repr(theirs)
+    assert ours.weight.shape == (11, 64)
+    ours.load_weights(tree_flatten(theirs.parameters()))
+    for ids in (mx.array([[0, 10], [-1, 5]]), mx.array(3), mx.zeros((0, 2), mx.uint8), 3):
+        assert same_bits(ours(ids), theirs(ids))
+    hidden = normal((2, 64))
+    assert same_bits(ours.as_linear(hidden), theirs.as_linear(hidden))
+    ids, c = mx.array([1, 1, 10]), normal((3, 64))
+    slopes = [
+        nn.value_and_grad(layer, lambda x, layer=layer: (layer(x) * c).sum())(ids)[1]["weight"]
+        for layer in (ours, theirs)
+    ]
+    close(*slopes)
+    assert primitives(lambda x: ours(x), ids).count("CustomKernel") == 1
+    quantized = ours.to_quantized(group_size=32, bits=8)
+    assert mx.allclose(quantized(ids), ours(ids), atol=2e-2)

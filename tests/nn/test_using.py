@@ -6,6 +6,7 @@ import contextvars
 import importlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -41,7 +42,9 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    for name in ("rms_norm", "layer_norm", "silu", "gelu"):
+    for name in (
+        "rms_norm", "layer_norm", "silu", "gelu", "softmax", "log_softmax", "embedded", "rope",
+    ):  # fmt: skip
         monkeypatch.setattr(block, name, noted(name, getattr(block, name)))
     return calls
 
@@ -63,29 +66,37 @@ def test_inside_the_block_modules_run_on_our_kernels(kind: type, ours: list[str]
     assert ours == ["rms_norm"] * 3
 
 
-LAYER_NORMS = [nn.LayerNorm(DIMS), nn.LayerNorm(DIMS, bias=False), nn.LayerNorm(DIMS, affine=False)]
+IDS = mx.array([[0, 5], [-1, 2]])
+PLANE = X.reshape(1, 3, DIMS)
+OTHERS = {
+    "layer norm": (nn.LayerNorm(DIMS), X),
+    "no bias": (nn.LayerNorm(DIMS, bias=False), X),
+    "no weight": (nn.LayerNorm(DIMS, affine=False), X),
+    "silu": (nn.SiLU(), X),
+    **{f"gelu {a}": (nn.GELU(a), X) for a in ("none", "precise", "tanh", "fast")},
+    "softmax": (nn.Softmax(), X),
+    "log softmax": (nn.LogSoftmax(), X),
+    "embedding": (nn.Embedding(7, DIMS), IDS),
+    "rope": (nn.RoPE(8, traditional=True, base=100.0, scale=0.5), PLANE),
+    "rope from 7 on": (partial(nn.RoPE(8), offset=mx.array(7)), PLANE),
+}
 
 
-@pytest.mark.parametrize(
-    "module",
-    [*LAYER_NORMS, nn.SiLU(), *(nn.GELU(approx) for approx in ("none", "precise", "tanh", "fast"))],
-    ids=[
-        "layer norm",
-        "no bias",
-        "no weight",
-        "silu",
-        "gelu",
-        "gelu precise",
-        "gelu tanh",
-        "gelu fast",
-    ],
-)
-def test_other_modules_do_too(module: nn.Module, ours: list[str]) -> None:
-    method, expected = type(module).__call__, module(X)
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_modules_do_too(name: str, ours: list[str]) -> None:
+    module, x = OTHERS[name]
+    methods, expected = [kind.__call__ for kind in block._methods()], module(x)
     with metile.nn.using():
-        assert mx.allclose(module(X), expected, rtol=1e-5, atol=1e-6)
+        assert mx.allclose(module(x), expected, rtol=1e-5, atol=1e-6)
     assert len(ours) == 1
-    assert type(module).__call__ is method
+    assert [kind.__call__ for kind in block._methods()] == methods
+
+
+def test_every_module_of_ours_has_one_of_mlxs_that_using_knows() -> None:
+    kinds = [getattr(metile.nn, name) for name in metile.nn.__all__]
+    names = {kind.__name__ for kind in kinds if isinstance(kind, type)}
+    assert {kind.__name__ for kind in block._methods()} == names
+    assert all(getattr(nn, name) in block._methods() for name in names)
 
 
 def test_another_thread_keeps_mlxs_and_the_last_to_leave_restores(ours: list[str]) -> None:
@@ -152,7 +163,10 @@ def test_other_dtypes_run_on_mlx(ours: list[str]) -> None:
         for module in (norm, layer):
             module.set_dtype(mx.float64)
         whole = mx.arange(-3, 4)
+        table = nn.Embedding(7, DIMS)
+        table.set_dtype(mx.float64)
         cases = [(norm, x), (layer, x), (nn.SiLU(), x), (nn.GELU(), x), (nn.SiLU(), whole)]
+        cases += [(nn.Softmax(), x), (nn.Softmax(), whole), (nn.LogSoftmax(), x), (table, IDS)]
         expected = [module(given) for module, given in cases]
         with metile.nn.using():
             for (module, given), wanted in zip(cases, expected, strict=True):
