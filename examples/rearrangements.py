@@ -17,9 +17,9 @@ from metile_kernels.permutations import (
     NEAR,
     bit_reversing,
     hadamard,
-    hadamard_in_mlx,
+    hadamard_reference,
     rearranged,
-    rearranged_in_mlx,
+    rearranged_reference,
     transposing,
 )
 
@@ -71,7 +71,7 @@ def main() -> None:
             out = metile.empty(x.shape, dtype)
             dispatch = rearranged[ROWS].prepare(x, out, ROWS, ORDER=order, LAYOUT=layout)
             found = dispatch(x, out, ROWS)
-            assert same_bits(found, rearranged_in_mlx(x, order)), f"{title}: differs in {dtype}"
+            assert same_bits(found, rearranged_reference(x, order)), f"{title}: differs in {dtype}"
         show(title, dispatch)
     for title, (split, second) in TRANSFORMS.items():
         for dtype in DTYPES:
@@ -81,7 +81,7 @@ def main() -> None:
                 x, out, ROWS, BITS=10, LAYOUT=FOURS, SPLIT=split, SECOND=second
             )
             found = dispatch(x, out, ROWS)
-            assert same_bits(found, hadamard_in_mlx(x)), f"{title}: differs in {dtype}"
+            assert same_bits(found, hadamard_reference(x)), f"{title}: differs in {dtype}"
         show(title, dispatch)
     print(f"all equal MLX's operations bit for bit, on {dispatch.execution_report.backend}")
 

@@ -1,5 +1,12 @@
 """Kernels written in the public language, one family per file; installed as `metile_kernels`.
 
+Beside the kernels of a family stands what they compute, in plain MLX operations: for a kernel
+`name` and its variants (`name_register`, `name_rows`, ...) a function `name_reference`. It takes
+the arrays that the kernel reads, and returns what it writes, in f32 and not rounded; where data
+only moves, bit for bit. A gradient kernel `name_gradient` computes MLX's gradient of it. References
+are for reading and for tests, and run wherever MLX does. (The kernels of `mechanisms` are for the
+selftest alone, which says itself what is expected.)
+
 A module that has kernels says how `python -m metile_mlx selftest` checks them on any backend (one
 whose name begins with an underscore has none):
 

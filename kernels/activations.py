@@ -91,6 +91,26 @@ SLOPES = {
 }
 
 
+_IN_MLX = {
+    silu: lambda x: x * mx.sigmoid(x),
+    gelu: lambda x: x * (1 + mx.erf(x / math.sqrt(2))) / 2,
+    gelu_tanh: lambda x: (
+        0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+    ),
+    gelu_sigmoid: lambda x: x * mx.sigmoid(1.702 * x),
+}
+
+
+def activation_reference(x: mx.array, function: object) -> mx.array:
+    """One of this module's functions (`silu`, `gelu`, ...) in MLX's operations, f32."""
+    return _IN_MLX[function](x.astype(mx.float32))
+
+
+def gated_reference(gates: mx.array, values: mx.array, function: object) -> mx.array:
+    """function(gates) * values in MLX's operations, f32; function as of `activation_reference`."""
+    return activation_reference(gates, function) * values.astype(mx.float32)
+
+
 @metile.inline
 def elements(BLOCK, LAYOUT):
     """The elements of this program: one per thread, or in the layout asked for."""
@@ -191,7 +211,7 @@ def gated_gradients(
     of_value.store(i, cotangent * FUNCTION(gate))
 
 
-def reference(name, x):
+def exactly(name, x):
     """A function of the table above in float64, of a NumPy array."""
     if name == "silu":
         return x / (1 + np.exp(-x))
@@ -214,7 +234,7 @@ def _selftest(name, is_gated, dtype, backend):
     generator = np.random.default_rng(0)
     # From -2 on: beyond, the 1 of a gelu takes digits away.
     x = mx.array(generator.uniform(-2, 6, 1100).astype(np.float32)).astype(dtype)
-    expected = reference(name, np.array(x.astype(mx.float32)).astype(np.float64))
+    expected = exactly(name, np.array(x.astype(mx.float32)).astype(np.float64))
     output, ulps = metile.empty(x.shape, dtype), 400 if dtype == mx.float32 else 2.5
     if not is_gated:
         arguments = (x, output, x.size)

@@ -13,16 +13,15 @@ import mlx.core as mx
 import numpy as np
 
 import metile_mlx as metile
-from metile_kernels import rmsnorm
-from metile_kernels.rmsnorm import columns_of, reciprocal_root, weighted
+from metile_kernels.rmsnorm import columns_of, reciprocal_root, rmsnorm_reference, weighted
 
 
-def reference(
+def add_rmsnorm_reference(
     x: mx.array, residual: mx.array, weight: mx.array | None, eps: float
 ) -> tuple[mx.array, mx.array]:
-    """(norm of the sum, sum) in MLX's operations, the norm f32."""
+    """(norm of the sum, sum) in MLX's operations, the norm f32, the sum rounded as theirs."""
     total = x + residual
-    return rmsnorm.reference(total, weight, eps), total
+    return rmsnorm_reference(total, weight, eps), total
 
 
 @metile.kernel(relaxed="RELAXED_PRECISION")

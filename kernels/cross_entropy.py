@@ -26,6 +26,26 @@ from metile_kernels._samples import FLOATS, normal
 from metile_kernels.softmax import LOWEST, larger_and_sum, together
 
 
+def cross_entropy_reference(
+    logits: mx.array, targets: mx.array
+) -> tuple[mx.array, mx.array, mx.array]:
+    """(losses, largest logits, sums of exp(logit - largest)) in MLX's operations, f32.
+
+    Args:
+        logits: (rows, width).
+        targets: (rows,) integers.
+    """
+    wide, width = logits.astype(mx.float32), logits.shape[-1]
+    largest = mx.stop_gradient(mx.max(wide, axis=-1))
+    totals = mx.sum(mx.exp(wide - largest[:, None]), axis=-1)
+    is_inside = (targets >= 0) & (targets < width)
+    places = mx.where(is_inside, targets, 0)
+    scores = mx.take_along_axis(wide, places[:, None], axis=-1)[:, 0]
+    # A factor and not another value: the gradient of a row outside is NaN too.
+    factor = mx.where(is_inside, 1.0, math.nan)
+    return factor * (mx.log(totals) - (scores - largest)), largest, totals
+
+
 @metile.kernel
 def cross_entropy(
     logits,

@@ -18,6 +18,14 @@ import metile_mlx as metile
 from metile_kernels._samples import FLOATS, normal
 
 
+def gather_reference(table: mx.array, ids: mx.array) -> mx.array:
+    """Rows of a table of at least one by integers of any shape, in MLX's operations."""
+    size = table.shape[0]
+    is_inside = (ids >= -size) & (ids < size)
+    nothing = mx.array(math.nan if mx.issubdtype(table.dtype, mx.floating) else 0, table.dtype)
+    return mx.where(is_inside[..., None], table[mx.where(is_inside, ids, 0)], nothing)
+
+
 @metile.inline
 def from_the_end(index, size):
     """An index of -size to -1 as the one that it means; another as it is."""

@@ -5,7 +5,7 @@ takes any width, which it learns when it runs. The variance is the mean of the s
 left of the mean, never a difference of two large sums (F69). All arithmetic is f32. With
 `ROUND_STEPS` the normalised value, its product with the weight and the sum with the bias are each
 rounded to the dtype of the output, the order of `mx.fast.layer_norm`; else there is one rounding,
-at the store. `reference` is the same in MLX's operations.
+at the store.
 """
 
 from functools import partial
@@ -17,8 +17,10 @@ import metile_mlx as metile
 from metile_kernels.rmsnorm import columns_of
 
 
-def reference(x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float) -> mx.array:
-    """The norm of the last axis in MLX's operations, f32 until the end."""
+def layernorm_reference(
+    x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float
+) -> mx.array:
+    """The norm of the last axis in MLX's operations, f32."""
     wide = x.astype(mx.float32)
     centred = wide - mx.mean(wide, axis=-1, keepdims=True)
     made = centred * mx.rsqrt(mx.mean(centred * centred, axis=-1, keepdims=True) + eps)

@@ -13,6 +13,27 @@ import numpy as np
 import metile_mlx as metile
 
 
+def norm_weight_gradients_reference(
+    x: mx.array, cotangents: mx.array, means: mx.array, roots: mx.array, chunk: int
+) -> tuple[mx.array, mx.array]:
+    """Parts of the gradients of the weight and the bias, CENTRED, in MLX's operations, f32.
+
+    Args:
+        x, cotangents: (rows, width).
+        means, roots: (rows,).
+        chunk: rows that are added up to one part.
+    """
+    given = cotangents.astype(mx.float32)
+    normalised = (x.astype(mx.float32) - means[:, None]) * roots[:, None]
+    return _parts(given * normalised, chunk), _parts(given, chunk)
+
+
+def _parts(x, chunk):
+    rows, width = x.shape
+    padded = mx.pad(x, [(0, -rows % chunk), (0, 0)])
+    return mx.sum(mx.reshape(padded, (-1, chunk, width)), axis=1)
+
+
 @metile.kernel
 def norm_weight_gradients(
     inputs,

@@ -122,7 +122,7 @@ def hadamard(
     result.store((row, i), values)
 
 
-def rearranged_in_mlx(x, order, mask=0):
+def rearranged_reference(x, order, mask=0):
     """What `rearranged` computes for x of shape (tiles, size), as MLX operations."""
     # MLX on CUDA transposes ten axes at most: elements are taken by number instead.
     size = 1 << len(order)
@@ -134,7 +134,12 @@ def rearranged_in_mlx(x, order, mask=0):
     return mx.reshape(mx.take(mx.reshape(x, (-1, size)), there, axis=1), x.shape)
 
 
-def hadamard_in_mlx(x):
+def transposed_reference(x):
+    """What `transposed` computes for x of shape (batches, rows, columns), as MLX operations."""
+    return mx.contiguous(mx.swapaxes(x, 1, 2))
+
+
+def hadamard_reference(x):
     """What `hadamard` computes for x of shape (rows, 2**bits), rounded after each operation."""
     rows, size = x.shape
     for k in range(size.bit_length() - 1):
@@ -162,7 +167,7 @@ def _selftest_rearranged(order, registers, dtype, backend):
     arguments = (x, metile.empty(x.shape, dtype), 3)
     layout = metile.ThreadLayout.grouped(1 << len(order), registers)
     dispatch = rearranged[3].prepare(*arguments, ORDER=order, LAYOUT=layout, backend=backend)
-    return dispatch, arguments, rearranged_in_mlx(x, order), 0
+    return dispatch, arguments, rearranged_reference(x, order), 0
 
 
 def _selftest_transposed(dtype, backend):
@@ -175,7 +180,7 @@ def _selftest_transposed(dtype, backend):
         LAYOUT=metile.ThreadLayout.grouped(4096, 16),
         backend=backend,
     )
-    return dispatch, arguments, mx.contiguous(mx.transpose(x, (0, 2, 1))), 0
+    return dispatch, arguments, transposed_reference(x), 0
 
 
 def _selftest_hadamard(dtype, second, backend):
@@ -186,7 +191,7 @@ def _selftest_hadamard(dtype, second, backend):
         *arguments, BITS=10, LAYOUT=FOURS, SPLIT=7 if second else None, SECOND=second,
         backend=backend,
     )  # fmt: skip
-    return dispatch, arguments, hadamard_in_mlx(x), 0
+    return dispatch, arguments, hadamard_reference(x), 0
 
 
 DTYPES = {

@@ -20,6 +20,12 @@ import metile_mlx as metile
 from metile_kernels._samples import FLOATS, normal
 
 
+def reduce_reference(x: mx.array, operation: str, axis: int) -> mx.array:
+    """Along an axis in MLX's operations; floats in f32. "sum", "mean", "max" or "min"."""
+    wide = x.astype(mx.float32) if mx.issubdtype(x.dtype, mx.floating) else x
+    return getattr(mx, operation)(wide, axis=axis)
+
+
 @metile.inline
 def arithmetic(dtype):
     """What numbers of a dtype are combined in."""
@@ -135,7 +141,7 @@ def shared_among(value, extreme, number, cotangent):
 def extreme_rows_gradient(
     inputs, extremes, cotangents, gradient, width: int, BLOCK: metile.constexpr = 1024
 ):
-    """Gradients of the maxima or minima of rows: equal parts for all that are the largest, as MLX.
+    """Gradients of the maxima or minima of rows, MLX's of `reduce_reference`: equal parts for all.
 
     Args:
         inputs, gradient: rows * width elements of a float dtype; the grid is the number of rows.
@@ -169,7 +175,9 @@ def extreme_columns_gradient(
     columns: int,
     BLOCK: metile.constexpr = 256,
 ):
-    """`extreme_rows_gradient` of columns; the grid is `metile.cdiv(columns, BLOCK)`.
+    """`extreme_rows_gradient` of columns, of `reduce_reference` too.
+
+    The grid is `metile.cdiv(columns, BLOCK)`.
 
     Args:
         inputs, gradient: rows * columns elements.

@@ -2,7 +2,7 @@
 
 One program per row. `rmsnorm` takes any width, which it learns when it runs: two loops over the
 row. `rmsnorm_register` holds a row of constant width in registers, read once and used twice. All
-arithmetic is f32. `reference` is the same in MLX's operations.
+arithmetic is f32.
 With `ROUND_NORMALISED` the normalised value is rounded to the dtype of the output before it is
 multiplied by the weight in that dtype, which is the order of `mx.fast.rms_norm` (F66); otherwise
 there is one rounding, at the store. In f32 the two are the same.
@@ -22,8 +22,8 @@ import numpy as np
 import metile_mlx as metile
 
 
-def reference(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
-    """The norm of the last axis in MLX's operations, f32 until the end."""
+def rmsnorm_reference(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
+    """The norm of the last axis in MLX's operations, f32."""
     wide = x.astype(mx.float32)
     normalised = wide * mx.rsqrt(mx.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return normalised if weight is None else normalised * weight.astype(mx.float32)

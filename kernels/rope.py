@@ -14,19 +14,27 @@ import numpy as np
 import metile_mlx as metile
 
 
-def reference(
+def rope_reference(
     x: mx.array,
     dims: int,
     *,
     traditional: bool,
-    base: float,
+    offsets: mx.array,
+    periods: mx.array,
     scale: float = 1.0,
-    offset: int = 0,
 ) -> mx.array:
-    """`mx.fast.rope` in MLX's operations, f32 until the end; x is (batch, heads, positions, D)."""
+    """Pairs of features turned in MLX's operations, f32.
+
+    Args:
+        x: (batch, heads, positions, D).
+        dims: features that turn; the others stay.
+        offsets: added to the positions: one for each array of the batch, or one.
+        periods: dims / 2 numbers, base ** (2 i / dims) for pair i of the common embedding.
+        traditional, scale: as of `rope`.
+    """
     half = dims // 2
-    frequencies = mx.exp(mx.arange(half) * (-np.log(base) / half))
-    angles = scale * (mx.arange(x.shape[-2]) + offset)[:, None] * frequencies
+    places = scale * (mx.arange(x.shape[-2]) + offsets[:, None]).astype(mx.float32)
+    angles = places[:, None, :, None] * (1 / periods)
     c, s = mx.cos(angles), mx.sin(angles)
     wide = x[..., :dims].astype(mx.float32)
     if traditional:

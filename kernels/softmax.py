@@ -26,6 +26,23 @@ from metile_kernels._samples import FLOATS, normal
 LOWEST = -3.4028234663852886e38
 
 
+def softmax_reference(x: mx.array) -> mx.array:
+    """Over the last axis in MLX's operations, f32."""
+    powers = mx.exp(_shifted(x))
+    return powers / mx.sum(powers, axis=-1, keepdims=True)
+
+
+def log_softmax_reference(x: mx.array) -> mx.array:
+    """`softmax` with LOG: over the last axis in MLX's operations, f32."""
+    shifted = _shifted(x)
+    return shifted - mx.log(mx.sum(mx.exp(shifted), axis=-1, keepdims=True))
+
+
+def _shifted(x):
+    wide = x.astype(mx.float32)
+    return wide - mx.stop_gradient(mx.max(wide, axis=-1, keepdims=True))
+
+
 @metile.inline
 def larger_and_sum(largest, total, value):
     """One element more for each thread: the larger, and the sum of exp(element - larger)."""

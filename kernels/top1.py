@@ -21,6 +21,15 @@ from metile_kernels.reductions import arithmetic, neutral
 NOWHERE = 2**31 - 1
 
 
+def top1_reference(x: mx.array) -> tuple[mx.array, mx.array]:
+    """(largest, its index) of the last axis in MLX's operations, of the dtype of x and u32."""
+    is_nan = x != x
+    first = mx.argmax(is_nan, axis=-1)
+    places = mx.where(mx.any(is_nan, axis=-1), first, mx.argmax(x, axis=-1))
+    places = mx.stop_gradient(places)
+    return mx.take_along_axis(x, places[..., None], axis=-1)[..., 0], places
+
+
 @metile.kernel
 def top1(inputs, values, indices, width: int, BLOCK: metile.constexpr = 1024):
     """The largest of each row of `width` elements.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import metile_mlx as metile
-from metile_kernels.rope import reference, rope
+from metile_kernels.rope import rope, rope_reference
 from metile_mlx import emulator
 from tests.support.public import compilations, same_bits
 from tests.support.rounding import exact
@@ -82,8 +82,10 @@ def test_f20_on_the_reference_and_in_the_emulator(traditional: bool) -> None:
 def test_the_plain_reference_is_the_same() -> None:
     x = mx.random.normal((2, 3, 4, 10), key=mx.random.key(1))
     for traditional in (False, True):
-        made = reference(x, 8, traditional=traditional, base=BASE, offset=3)
-        check(made, x, 8, traditional, mx.array([3]))
+        for offsets in (mx.array([3]), mx.array([3, 50])):
+            periods = BASE ** (mx.arange(4) / 4)
+            made = rope_reference(x, 8, traditional=traditional, offsets=offsets, periods=periods)
+            check(made, x, 8, traditional, offsets)
 
 
 @pytest.mark.parametrize("traditional", [False, True])
