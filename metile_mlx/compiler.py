@@ -27,6 +27,7 @@ from metile_mlx.passes.clean_up import clean_up
 from metile_mlx.passes.group_memory import group_memory
 from metile_mlx.passes.infer_ownership import infer_ownership
 from metile_mlx.passes.plan_conversions import plan_conversions
+from metile_mlx.passes.plan_operands import plan_operands
 from metile_mlx.passes.plan_reductions import plan_reductions
 from metile_mlx.passes.scalarise import scalarise
 from metile_mlx.passes.simplify_layouts import simplify_layouts
@@ -50,6 +51,7 @@ STEPS = (
     Step(infer_ownership, Stage.OWNED),
     Step(simplify_layouts, Stage.OWNED),
     Step(plan_conversions, Stage.PLANNED),
+    Step(plan_operands, Stage.PLANNED),
     Step(plan_reductions, Stage.PLANNED),
     Step(scalarise, Stage.THREAD),
     Step(clean_up, Stage.THREAD),

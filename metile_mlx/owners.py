@@ -128,7 +128,7 @@ class _Marks:
     def _mark(self, item: Store, b: Builder) -> None:
         masks = () if item.mask is None else (item.mask,)
         where = join((*item.indices, *masks), bool_)
-        layout = where.layout if isinstance(where, TileType) else None
+        layout = where.owners if isinstance(where, TileType) else None
         self.stores.append((layout, item.loc))
         values = (
             b.add(Constant(len(self.stores), i32)),

@@ -28,10 +28,12 @@ from metile_mlx.emit.naming import unique_name
 from metile_mlx.emit.segments import Assign, Part, Phase, Segment, live
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.emit.thread_tables import is_contiguous, is_uniform
+from metile_mlx.errors import UnsupportedError, VerificationError
 from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Func, Op, Value, walk
 from metile_mlx.ir.lanes import ThreadLaneReduce, ThreadLaneShuffle, ThreadSync
 from metile_mlx.ir.loops import ThreadFor
+from metile_mlx.ir.matrix import BlockMultiply, FragmentMultiply
 from metile_mlx.ir.metal import (
     Barrier,
     Binary,
@@ -340,6 +342,18 @@ def _simd_reduce(e: _Cpp, item: SimdReduce) -> str:
     return e.combined(item) if item.uniform else e.group_value(item.result)
 
 
+def _block_multiply(e: _Cpp, item: BlockMultiply) -> None:
+    raise UnsupportedError(
+        "[dot] the cpu backend has no matrix products yet",
+        item.loc,
+        "run it with backend='emulator' or backend='reference'",
+    )
+
+
+def _fragment_multiply(e: _Cpp, item: FragmentMultiply) -> None:
+    raise VerificationError(f"{item.opcode} is for simdgroups; a CPU multiplies blocks", item.loc)
+
+
 EXPRESSIONS: dict[type[Op], Expression] = {
     **VALUES,
     ThreadIndex: _thread_index,
@@ -356,6 +370,8 @@ LINES: dict[type[Op], Statement] = {
     ThreadSync: nothing,
     Barrier: nothing,  # phases end there
     Print: write_print,
+    BlockMultiply: _block_multiply,
+    FragmentMultiply: _fragment_multiply,
 }
 
 

@@ -25,10 +25,11 @@ from metile_mlx.emit.literals import MSL as SPELLING
 from metile_mlx.emit.literals import Spelling, quoted
 from metile_mlx.emit.naming import unique_name
 from metile_mlx.emit.source import KernelSource
-from metile_mlx.errors import UnsupportedError
+from metile_mlx.errors import UnsupportedError, VerificationError
 from metile_mlx.ir.arith import BinaryKind, CombineKind, element
 from metile_mlx.ir.core import Func, Op, Value
 from metile_mlx.ir.lanes import ThreadLaneReduce, ThreadLaneShuffle, ThreadSync
+from metile_mlx.ir.matrix import BlockMultiply, FragmentMultiply
 from metile_mlx.ir.metal import (
     Barrier,
     Extract,
@@ -85,7 +86,27 @@ inline float metile_simd_{name}(float x) {{{{
   return simd_any(metal::isnan(x)) ? NAN : most;
 }}}}
 """
+_FRAGMENTS = """\
+// c + a * b of 8 by 8 matrices, two neighbours of a row in each lane.
+template <typename T>
+inline void metile_fragment_multiply(
+    T a0, T a1, T b0, T b1, thread float& c0, thread float& c1) {{
+  simdgroup_matrix<T, 8, 8> a;
+  simdgroup_matrix<T, 8, 8> b;
+  simdgroup_matrix<float, 8, 8> c;
+  a.thread_elements()[0] = a0;
+  a.thread_elements()[1] = a1;
+  b.thread_elements()[0] = b0;
+  b.thread_elements()[1] = b1;
+  c.thread_elements()[0] = c0;
+  c.thread_elements()[1] = c1;
+  simdgroup_multiply_accumulate(c, a, b, c);
+  c0 = c.thread_elements()[0];
+  c1 = c.thread_elements()[1];
+}}
+"""
 _HELPERS = {
+    "fragment_multiply": _FRAGMENTS,
     "erf": _ERF,
     "sigmoid": _SIGMOID,
     "simd_max": _EXTREME.format(name="max"),
@@ -184,6 +205,23 @@ def _barrier(e: _Msl, item: Barrier) -> None:
     e.line("threadgroup_barrier(mem_flags::mem_threadgroup);")
 
 
+def _fragment_multiply(e: _Msl, item: FragmentMultiply) -> None:
+    """As MLX's own kernels do it, element by element; bf16, which is exact in f32, as f32."""
+    e.helpers.add("fragment_multiply")
+    results = [e.name(value) for value in item.results]
+    for name, value in zip(results, item.acc, strict=True):
+        e.line(f"float {name} = {e.operand(value)};")
+    operands = [
+        e.operand(value) if element(value) == f16 else e.widen(e.operand(value), element(value))
+        for value in (*item.a, *item.b)
+    ]
+    e.line(f"metile_fragment_multiply({', '.join([*operands, *results])});")
+
+
+def _block_multiply(e: _Msl, item: BlockMultiply) -> None:
+    raise VerificationError(f"{item.opcode} is for a CPU; simdgroups multiply fragments", item.loc)
+
+
 def _print(e: _Msl, item: Print) -> None:
     if e.ctx.target.name != "emulator":
         raise UnsupportedError(
@@ -216,6 +254,8 @@ LINES: dict[type[Op], Statement] = {
     LoadGroup: groups.load_group,
     StoreGroup: groups.store_group,
     Print: _print,
+    FragmentMultiply: _fragment_multiply,
+    BlockMultiply: _block_multiply,
 }
 
 

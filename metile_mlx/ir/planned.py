@@ -13,6 +13,7 @@ from metile_mlx.ir.arith import CombineKind, check_reduced, element
 from metile_mlx.ir.core import Effect, Op, Value, op
 from metile_mlx.ir.types import ScalarType, ScratchType, SlotsType, TileType, Type
 from metile_mlx.layout.affine import AffineMap
+from metile_mlx.layout.operand import Layout
 from metile_mlx.layout.thread_layout import ThreadLayout
 
 
@@ -54,7 +55,7 @@ class ScratchLoad(Op):
 
     buffer: Value
     shape: tuple[int, ...]
-    layout: ThreadLayout | None
+    layout: Layout | None
     slots: AffineMap
     registers: tuple[int, ...] | None = None
     skip: int = 0

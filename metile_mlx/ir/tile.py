@@ -24,6 +24,7 @@ from metile_mlx.ir.arith import (
 )
 from metile_mlx.ir.core import Block, Effect, Op, Value, op
 from metile_mlx.ir.types import PointerType, ScalarType, TensorType, TileType, Type
+from metile_mlx.layout.operand import Layout
 from metile_mlx.layout.thread_layout import ThreadLayout
 
 
@@ -64,7 +65,7 @@ class Arange(Op):
 
     start: Value
     size: int
-    layout: ThreadLayout | None = None
+    layout: Layout | None = None
 
     def infer(self) -> tuple[Type, ...]:
         return (TileType(i32, (self.size,), self.layout),)
@@ -92,7 +93,7 @@ class Splat(Op):
 
     src: Value
     shape: tuple[int, ...]
-    layout: ThreadLayout | None = None
+    layout: Layout | None = None
 
     def infer(self) -> tuple[Type, ...]:
         return (TileType(element(self.src), self.shape, self.layout),)
@@ -405,22 +406,6 @@ class Reduce(Op):
 
     def verify(self) -> None:
         check_reduced(self.kind, self.src, self.axis)
-
-
-@op("tile.automatic", Effect.WRITE)
-class Automatic(Op):
-    """A construct of the automatic path (SPEC K6): a value of each thread's own, or a side effect.
-
-    Ownership inference rejects it by name beside explicit layouts (SPEC O4, O5), and everywhere
-    while that path has no lowering.
-    """
-
-    construct: str
-    inputs: tuple[Value, ...]
-    dtype: DType = i32
-
-    def infer(self) -> tuple[Type, ...]:
-        return (ScalarType(self.dtype, uniform=False),)
 
 
 @op("tile.if", Effect.PURE)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from metile_mlx.dtypes import DType
+from metile_mlx.layout.operand import Layout
 from metile_mlx.layout.thread_layout import ThreadLayout
 
 
@@ -26,17 +27,23 @@ class TileType:
 
     dtype: DType
     shape: tuple[int, ...]
-    layout: ThreadLayout | None = None
+    layout: Layout | None = None
 
     @property
     def size(self) -> int:
         """Number of logical elements."""
         return math.prod(self.shape)
 
+    @property
+    def owners(self) -> ThreadLayout:
+        """The layout, where it is decided and each element has one owner."""
+        assert isinstance(self.layout, ThreadLayout)
+        return self.layout
+
     def with_dtype(self, dtype: DType) -> TileType:
         return replace(self, dtype=dtype)
 
-    def with_layout(self, layout: ThreadLayout | None) -> TileType:
+    def with_layout(self, layout: Layout | None) -> TileType:
         return replace(self, layout=layout)
 
     def __str__(self) -> str:

@@ -153,9 +153,7 @@ def _type(value: Value) -> TileType:
 
 
 def _source(value: Value) -> ThreadLayout:
-    layout = _type(value).layout
-    assert layout is not None
-    return layout
+    return _type(value).owners
 
 
 def _change(item: Convert) -> str:

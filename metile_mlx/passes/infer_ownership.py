@@ -8,14 +8,17 @@ from typing import Any
 from metile_mlx.analysis.uniformity import proven_uniform
 from metile_mlx.context import Context
 from metile_mlx.dtypes import bf16, bool_, f16, f32, i32, u32
-from metile_mlx.errors import CompileError, LayoutError, OwnershipError, UnsupportedError
-from metile_mlx.ir.core import Block, Func, Op, Value, walk
+from metile_mlx.errors import CompileError, LayoutError, OwnershipError
+from metile_mlx.ir.core import Block, Builder, Func, Op, Value, walk
 from metile_mlx.ir.lanes import DECLARED, LaneReduce, LaneShuffle, Sync
 from metile_mlx.ir.loops import For
+from metile_mlx.ir.matrix import Coordinate, Dot, Operand
 from metile_mlx.ir.permute import Permute
-from metile_mlx.ir.tile import Arange, Automatic, Convert, If, Reduce, Select, Splat, Tensor
+from metile_mlx.ir.tile import Arange, Convert, If, Reduce, Select, Splat, Tensor
 from metile_mlx.ir.types import ScalarType, TileType
+from metile_mlx.layout.operand import Layout, OperandLayout
 from metile_mlx.layout.thread_layout import ThreadLayout
+from metile_mlx.passes.matrix_owners import MatrixOwners, assign
 from metile_mlx.report import ValueLayout, place
 from metile_mlx.target import MAX_THREADS, MAX_TILE, SIMD_WIDTH
 
@@ -27,26 +30,25 @@ def infer_ownership(func: Func, ctx: Context) -> Func:
     """Give every tile a layout and the kernel its number of threads. Stage.TILE to Stage.OWNED.
 
     A tile for which no layout is stated has the identity: one element per thread, never several
-    (SPEC O6). A kernel without tiles runs on one simdgroup. Values whose layout was stated stay the
-    same objects. Appends a ValueLayout for each named tile to the report.
+    (SPEC O6); in a kernel with matrix products, what passes/matrix_owners.py chooses. A kernel
+    without tiles runs on one simdgroup. Values whose layout was stated stay the same objects.
+    Appends a ValueLayout for each named tile to the report.
 
     Raises:
         OwnershipError: two owners meet in one operation (SPEC O3), a value of each thread's own
             meets an owned tile (O4), or a construct outside the explicit subset (O5).
         LayoutError: sizes that no threadgroup has (O6) or that disagree within the kernel (O5).
-        UnsupportedError: a construct of the automatic path.
         CompileError: a schedule or dtype that explicit ownership excludes (C1, C5, V3); a reduction
             under a condition that is not proven uniform (C2).
     """
     ops = tuple(walk(func.body))
     statement = _first_statement(ops)
-    if statement is None:
-        _reject_automatic(ops)
-    else:
+    if statement is not None:
         _check_explicit(ops, statement, ctx)
     _check_meetings(func)
-    threads = _check_sizes(ops)
-    owners = _Owners()
+    matrix = assign(func, ctx)
+    threads = _check_sizes(ops) if matrix is None else matrix.threads
+    owners = _Owners(matrix)
     body = owners.block(func.body)
     ctx.report.value_layouts.extend(owners.facts)
     if body is func.body and threads == func.threads:
@@ -57,21 +59,45 @@ def infer_ownership(func: Func, ctx: Context) -> Func:
 class _Owners:
     """Rebuilds ops over decided layouts, checking that the owners in each op agree."""
 
-    def __init__(self) -> None:
+    def __init__(self, matrix: MatrixOwners | None) -> None:
+        self.matrix = matrix
         self.mapping: dict[Value, Value] = {}
         self.implicit: set[Value] = set()
         self.facts: list[ValueLayout] = []
 
     def block(self, block: Block) -> Block:
         args = tuple(self._argument(arg) for arg in block.args)
-        kept = tuple(self.op(item) for item in block.ops)
+        kept = tuple(made for item in block.ops for made in self.ops(item))
+        if len(kept) != len(block.ops):
+            return Block(kept, args)
         pairs = zip((*args, *kept), (*block.args, *block.ops), strict=True)
         return block if all(new is old for new, old in pairs) else Block(kept, args)
+
+    def ops(self, item: Op) -> tuple[Op, ...]:
+        """The op; before a product, what hands its operands to the simdgroups."""
+        if not isinstance(item, Dot) or self.matrix is None:
+            return (self.op(item),)
+        builder = Builder(item.loc)
+        handed: dict[str, Any] = {}
+        for name, wanted in zip("ab", self.matrix.operands[item.result], strict=True):
+            here = self.mapping.get(getattr(item, name), getattr(item, name))
+            if isinstance(wanted, OperandLayout) and wanted != _layout(here):
+                handed[name] = builder.add(Operand(here, wanted), here.name)
+        made = self.op(item)
+        return (*builder.ops, replace(made, **handed) if handed else made)
+
+    def _chosen(self, value: Value) -> Layout:
+        """The owners of a tile for which none are stated."""
+        return (
+            ThreadLayout.identity(_size(value))
+            if self.matrix is None
+            else self.matrix.layouts[value]
+        )
 
     def _argument(self, arg: Value) -> Value:
         if not isinstance(arg.type, TileType) or arg.type.layout is not None:
             return arg
-        return self._value(arg, arg.type.with_layout(ThreadLayout.identity(arg.type.size)))
+        return self._value(arg, arg.type.with_layout(self._chosen(arg)))
 
     def op(self, item: Op) -> Op:
         new = item.with_operands(self.mapping)
@@ -81,8 +107,8 @@ class _Owners:
             if isinstance(part := getattr(item, name), Block)
             and (inner := self.block(part)) is not part
         }
-        if isinstance(item, Arange | Splat) and item.layout is None:
-            changes["layout"] = ThreadLayout.identity(_size(item.result))
+        if isinstance(item, Arange | Splat | Coordinate) and item.layout is None:
+            changes["layout"] = self._chosen(item.result)
         if changes:
             new = replace(new, **changes)
         self._check(new)
@@ -116,7 +142,7 @@ class _Owners:
 
     def _check(self, item: Op) -> None:
         """All tiles of an op have one owner; only a conversion has two (SPEC O2, O3)."""
-        if isinstance(item, Convert):
+        if isinstance(item, Convert | Dot):
             return
         tiles = [value for value in item.operands() if isinstance(value.type, TileType)]
         for other in tiles[1:]:
@@ -140,9 +166,6 @@ class _Owners:
         return f"{_layout(value)!r}{note}"
 
 
-_OWN = (Automatic, *DECLARED)
-
-
 def _first_statement(ops: tuple[Op, ...]) -> Op | None:
     """The first op that states a layout: the program is explicit when there is one."""
     for item in ops:
@@ -150,16 +173,6 @@ def _first_statement(ops: tuple[Op, ...]) -> Op | None:
         if stated or isinstance(item, Convert | Permute):
             return item
     return None
-
-
-def _reject_automatic(ops: tuple[Op, ...]) -> None:
-    for item in ops:
-        if isinstance(item, Automatic):
-            raise UnsupportedError(
-                f"[{item.construct}] is not supported yet",
-                item.loc,
-                "write the kernel over tensor descriptors: metile.tensor(...).load(...)",
-            )
 
 
 def _check_explicit(ops: tuple[Op, ...], statement: Op, ctx: Context) -> None:
@@ -171,12 +184,12 @@ def _check_explicit(ops: tuple[Op, ...], statement: Op, ctx: Context) -> None:
             statement.loc,
             "use vector_width=None, or 1 to turn grouping off",
         )
-    if any(isinstance(item, _OWN) for item in ops):
+    if any(isinstance(item, DECLARED) for item in ops):
         made_by = {value: item for item in ops for value in item.results}
         for item in ops:
             _check_broadcast(item, made_by)
     for item in ops:
-        if isinstance(item, _OWN):
+        if isinstance(item, DECLARED):
             raise OwnershipError(
                 f"[{item.construct}] is not available beside {where}",
                 item.loc,
@@ -195,6 +208,12 @@ def _check_explicit(ops: tuple[Op, ...], statement: Op, ctx: Context) -> None:
                 item.loc,
                 f"declare a view: metile.tensor({item.param.name}, shape=...)",
             )
+        if isinstance(item, Dot):
+            raise OwnershipError(
+                f"[dot] a matrix product is not available beside {where}",
+                item.loc,
+                "leave the layouts out: a product has owners of its own",
+            )
         if isinstance(item, For):
             raise OwnershipError(
                 f"[tile_range] a runtime loop is not available beside {where}",
@@ -206,7 +225,7 @@ def _check_explicit(ops: tuple[Op, ...], statement: Op, ctx: Context) -> None:
 
 def _check_broadcast(item: Op, made_by: dict[Value, Op]) -> None:
     """A scalar that differs between threads never meets an owned tile (SPEC O4)."""
-    if isinstance(item, _OWN):
+    if isinstance(item, DECLARED):
         return
     own = [v for v in item.operands() if isinstance(v.type, ScalarType) and not v.type.uniform]
     owned = [v for v in item.operands() if isinstance(v.type, TileType) and v.type.layout]
@@ -223,7 +242,7 @@ def _check_broadcast(item: Op, made_by: dict[Value, Op]) -> None:
 def _construct(value: Value, made_by: dict[Value, Op]) -> str:
     """The construct of the automatic path a per-thread scalar comes from."""
     item = made_by[value]
-    if isinstance(item, _OWN):
+    if isinstance(item, DECLARED):
         return item.construct
     source = next(
         v for v in item.operands() if isinstance(v.type, ScalarType) and not v.type.uniform
@@ -262,7 +281,7 @@ def _check_meetings(func: Func) -> None:
     visit(func.body, None)
 
 
-_MEET = (Reduce, LaneReduce, LaneShuffle, Sync)
+_MEET = (Reduce, LaneReduce, LaneShuffle, Sync, Dot)
 
 
 def _deciding(item: Op) -> tuple[Value, ...]:
@@ -291,6 +310,8 @@ def _doubtful(item: Op, around: Op, value: Value) -> CompileError:
 def _what(item: Op) -> str:
     if isinstance(item, Reduce):
         return "a reduction"
+    if isinstance(item, Dot):
+        return "a matrix product"
     return "a barrier" if isinstance(item, Sync) else "an exchange between lanes"
 
 
@@ -375,7 +396,7 @@ def _smaller_or_owned(size: int) -> str:
     return hint
 
 
-def _layout(value: Value) -> ThreadLayout | None:
+def _layout(value: Value) -> Layout | None:
     return value.type.layout if isinstance(value.type, TileType) else None
 
 
@@ -396,7 +417,7 @@ def _label(item: Op) -> str:
         return "convert_layout"
     if isinstance(item, Splat):
         return "full"
-    if isinstance(item, _OWN):
+    if isinstance(item, DECLARED):
         return item.construct
     kind = getattr(item, "kind", None)
     return str(kind.value) if kind is not None else item.opcode.removeprefix("tile.")

@@ -195,8 +195,7 @@ class _Writer:
 
 def _layout(value: Value) -> ThreadLayout:
     assert isinstance(value.type, TileType)
-    assert value.type.layout is not None
-    return value.type.layout
+    return value.type.owners
 
 
 def _dtype(value: Value) -> DType:

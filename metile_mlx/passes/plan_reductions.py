@@ -35,8 +35,7 @@ def plan_reductions(func: Func, ctx: Context) -> Func:
         if not isinstance(item, Reduce):
             return None
         assert isinstance(item.src.type, TileType)
-        assert item.src.type.layout is not None
-        dtype, layout = item.src.type.dtype, item.src.type.layout
+        dtype, layout = item.src.type.dtype, item.src.type.owners
         if item.axis is not None and item.src.type.shape[item.axis] == 1:
             return item.src
         elements, shuffles = _needed(item, func.threads)
@@ -107,11 +106,10 @@ def partial_bytes(func: Func) -> int:
 def _needed(item: Reduce, threads: int) -> tuple[int, int]:
     """Elements of scratch, and values exchanged between lanes before it."""
     assert isinstance(item.src.type, TileType)
-    assert item.src.type.layout is not None
     if item.axis is not None and item.src.type.shape[item.axis] == 1:
         return 0, 0
     if item.axis is None:
         groups = threads // SIMD_WIDTH
         return (groups if groups > 1 else 0), 0
-    bits = axis_bits(item.src.type.layout, item.src.type.shape, item.axis)
+    bits = axis_bits(item.src.type.owners, item.src.type.shape, item.axis)
     return bits.partials, bits.exchanges << len(bits.other_registers)

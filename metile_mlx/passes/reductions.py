@@ -68,14 +68,13 @@ class _Axis:
 
     def __init__(self, low: Lowering, item: planned.Reduce) -> None:
         assert isinstance(item.src.type, TileType)
-        assert item.src.type.layout is not None
         assert item.axis is not None
         self.low = low
         self.b = low.b
         self.item = item
         self.kind = item.kind
         self.tile = item.src.type
-        self.layout = item.src.type.layout
+        self.layout = item.src.type.owners
         self.axis = item.axis
         self.bits = axis_bits(self.layout, self.tile.shape, self.axis)
 

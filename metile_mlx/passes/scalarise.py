@@ -12,11 +12,13 @@ from metile_mlx.ir import metal, planned, tile
 from metile_mlx.ir.arith import BinaryKind, CompareKind, element
 from metile_mlx.ir.core import Block, Func, Op, Value
 from metile_mlx.ir.loops import For, ThreadFor
+from metile_mlx.ir.matrix import Operand
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.passes.addresses import View
 from metile_mlx.passes.integers import floor_divide, modulo
 from metile_mlx.passes.lower_lanes import LANES, differs, load_shared, store_shared, where
+from metile_mlx.passes.lower_matrix import MATRIX
 from metile_mlx.passes.lower_moves import MOVES
 from metile_mlx.passes.lowering import Lowered, Lowering, Rules, Slots, slot_name
 from metile_mlx.passes.reductions import reduce
@@ -270,11 +272,12 @@ RULES: Rules = {
     tile.Print: _print,
     tile.Convert: _misplaced,
     tile.Reduce: _misplaced,
-    tile.Automatic: _misplaced,
     tile.If: _if,
     For: _for,
     tile.Yield: _yield,
     **MOVES,
     **LANES,
+    **MATRIX,
+    Operand: _misplaced,
     planned.Reduce: reduce,
 }

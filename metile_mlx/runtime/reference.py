@@ -19,12 +19,12 @@ from metile_mlx.errors import LaunchError, OutOfResources, UnsupportedError
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.lanes import LaneReduce, LaneShuffle, Shared, Sync, ThreadId
 from metile_mlx.ir.loops import For
+from metile_mlx.ir.matrix import Coordinate, Dot, Operand
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.planned import Barrier, Choose, Scratch, ScratchLoad, ScratchStore, Shuffle
 from metile_mlx.ir.planned import Reduce as PlannedReduce
 from metile_mlx.ir.tile import (
     Arange,
-    Automatic,
     Binary,
     Bitcast,
     Cast,
@@ -80,7 +80,7 @@ def evaluate(
         stream: where to run; None is MLX's default.
 
     Raises:
-        UnsupportedError: an op of the automatic path, `if` on a scalar given as an MLX array, or a
+        UnsupportedError: `if` on a scalar given as an MLX array, or a
             loop whose bounds are no Python numbers.
         OutOfResources: an array of the graph would pass MAX_BYTES.
         LaunchError: an illegal extent or stride, as `View.geometry`.
@@ -184,7 +184,20 @@ def _fma(s: Programs, op: Fma) -> mx.array:
     return fma(s.env[op.a], s.env[op.b], s.env[op.c])
 
 
-def _forward(s: Programs, op: Reshape | Convert) -> mx.array:
+def _coordinate(s: Programs, op: Coordinate) -> mx.array:
+    behind, extent = prod(op.shape[op.axis + 1 :]), op.shape[op.axis]
+    return (mx.arange(prod(op.shape), dtype=mx.int32) // behind % extent)[None]
+
+
+def _dot(s: Programs, op: Dot) -> mx.array:
+    """In f32, as MLX adds it up."""
+    rows, columns, depth = op.shape
+    a = mx.reshape(s.env[op.a].astype(mx.float32), (-1, rows, depth))
+    b = mx.reshape(s.env[op.b].astype(mx.float32), (-1, depth, columns))
+    return s.env[op.acc] + mx.reshape(mx.matmul(a, b), (-1, rows * columns))
+
+
+def _forward(s: Programs, op: Reshape | Convert | Operand) -> mx.array:
     return s.env[op.src]
 
 
@@ -210,14 +223,6 @@ def _reduce(s: Programs, op: Reduce | PlannedReduce) -> mx.array:
     totals = mx.reshape(combined(op.kind, rows), (-1, before, 1, behind))
     spread = mx.broadcast_to(totals, (totals.shape[0], before, extent, behind))
     return mx.reshape(spread, src.shape)
-
-
-def _automatic(s: Programs, op: Automatic) -> None:
-    raise UnsupportedError(
-        f"{op.construct} has no meaning on the reference backend",
-        op.loc,
-        "use tensors, arange and layouts, or run a compiled backend",
-    )
 
 
 def _if(s: Programs, op: If) -> None:
@@ -308,11 +313,13 @@ RULES: dict[type[Op], Callable[[Programs, Any], mx.array | None]] = {
     Reshape: _forward,
     Permute: _permute,
     Convert: _forward,
+    Operand: _forward,
+    Coordinate: _coordinate,
+    Dot: _dot,
     Tensor: reference_memory.tensor,
     Load: reference_lanes.load,
     Store: reference_lanes.store,
     Print: _print,
-    Automatic: _automatic,
     If: _if,
     For: _for,
     ThreadId: reference_lanes.thread_id,

@@ -369,8 +369,10 @@ def check_planned_axis(item: planned.Reduce) -> str:
     Expected is an element for each simdgroup and row it has part of, where a row has several.
     """
     type_ = item.src.type
-    if not isinstance(type_, TileType) or type_.layout is None or item.axis is None:
-        return f"reduces {type_}, expected a tile with a layout"
+    if not isinstance(type_, TileType) or item.axis is None:
+        return f"reduces {type_}, expected a tile"
+    if not isinstance(type_.layout, ThreadLayout):
+        return f"reduces {type_}, expected one owner of each element"
     rows = rows_of(type_.layout, type_.shape, item.axis)
     groups = np.arange(rows.size) % type_.layout.thread_count // SIMD_WIDTH
     pairs = np.unique(np.stack([rows, groups]), axis=1)

@@ -18,6 +18,7 @@ from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.lanes import RAW
 from metile_mlx.ir.loops import ThreadFor
+from metile_mlx.ir.matrix import FragmentMultiply
 from metile_mlx.ir.stated import AxisReduction
 from metile_mlx.ir.types import SlotsType, TileType
 from metile_mlx.layout.affine import AffineMap, Indices
@@ -40,6 +41,14 @@ _TOGETHER = (
     metal.Shuffle,
     metal.SimdReduce,
     AxisReduction,
+)
+
+_PLANNED = (
+    planned.Reduce,
+    planned.ScratchStore,
+    planned.ScratchLoad,
+    planned.Barrier,
+    planned.Shuffle,
 )
 
 _SPOKEN_OF = frozenset({*_TOGETHER, metal.If, ThreadFor})
@@ -106,6 +115,7 @@ class _Threads:
         # What verify/axis_reductions.py looks at, and the memory of each statement.
         self.stated = frozenset(op for cone in cones(func) for op in cone.ops)
         self.rows_scratch = {cone.item: self._slots(cone.buffers) for cone in cones(func)}
+        self.has_products = any(isinstance(i, FragmentMultiply) for i in walk(func.body))
         self.orders: dict[Value, ScratchOrder] = {}
         self.findings: list[Finding] = []
         self.events: list[Event] = []
@@ -148,15 +158,18 @@ class _Threads:
             self.findings.append(Finding(item, message))
 
     def nested(self, item: metal.If | ThreadFor) -> None:
-        """Reductions may stand under conditions that verify/convergence.py proves; no exchange."""
+        """Reductions may stand under conditions that verify/convergence.py proves; no exchange.
+
+        Beside products, operands may be handed over there, too.
+        """
         text = "stands under a condition, expected where every thread takes part"
         inside = [other for block in item.blocks() for other in walk(block)]
         communicates = [i for i in inside if isinstance(i, _TOGETHER) and not self.is_raw(i)]
         reduces = any(isinstance(i, metal.SimdReduce | AxisReduction) for i in communicates)
         for other in communicates:
-            if not reduces or not self.is_of_reduction(other):
+            if not self.has_products and not (reduces and self.is_of_reduction(other)):
                 self.add(other, text)
-        if reduces:
+        if reduces or (self.has_products and communicates):
             for block in item.blocks():
                 self.events.append(Event(item, "block"))
                 self.block(block)
@@ -250,7 +263,7 @@ def _planned_events(func: Func) -> list[Event]:
         for item in block.ops:
             events.extend(_asked(item, slots, func.threads))
             inside = (other for inner in item.blocks() for other in walk(inner))
-            if any(isinstance(other, planned.Reduce) for other in inside):
+            if any(isinstance(other, _PLANNED) for other in inside):
                 for inner in item.blocks():
                     events.append(Event(item, "block"))
                     visit(inner)

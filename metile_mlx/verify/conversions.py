@@ -15,8 +15,9 @@ from functools import lru_cache
 import numpy as np
 
 from metile_mlx.ir import planned, tile
-from metile_mlx.ir.core import Block, Func, Op, Value
+from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.loops import For
+from metile_mlx.ir.matrix import Dot, Operand
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.planned import (
     Barrier,
@@ -29,7 +30,7 @@ from metile_mlx.ir.planned import (
 from metile_mlx.ir.tile import Bitcast, Cast, Convert, If, Print, Store
 from metile_mlx.ir.types import SlotsType, TileType
 from metile_mlx.layout.affine import AffineMap, Indices
-from metile_mlx.layout.thread_layout import ThreadLayout
+from metile_mlx.layout.operand import Layout, OperandLayout
 from metile_mlx.target import SIMD_WIDTH
 from metile_mlx.verify.findings import Finding
 from metile_mlx.verify.meaning import Meaning, Numbering, differences
@@ -40,7 +41,7 @@ ROLES = ("publish", "release")
 # Communication, and what means something else than its op and operands.
 _SPECIAL = frozenset({
     Cast, Bitcast, Store, Print, Convert, Permute, If, Scratch, ScratchStore, ScratchLoad,
-    Barrier, Shuffle, Choose, tile.Reduce, planned.Reduce, For,
+    Barrier, Shuffle, Choose, tile.Reduce, planned.Reduce, For, Operand,
 })  # fmt: skip
 
 
@@ -59,8 +60,14 @@ def check_conversions(func: Func, before: Func | None) -> list[Finding]:
 
 
 @lru_cache(maxsize=512)
-def elements(layout: ThreadLayout) -> Indices:
+def elements(layout: Layout) -> Indices:
     """The element of each physical slot, by SPEC L2: bit b is bit bit_order[b] of the slot."""
+    if isinstance(layout, OperandLayout):
+        slots = np.arange(1 << len(layout.columns))
+        owned = np.zeros_like(slots)
+        for bit, column in enumerate(layout.columns):
+            owned |= (slots >> bit & 1) * column
+        return owned
     slots = np.arange(layout.size)
     image = np.full(layout.size, layout.xor_mask)
     for bit, source in enumerate(layout.bit_order):
@@ -98,6 +105,9 @@ class _Planned:
         # The element in each slot, in the middle of a conversion.
         self.held: dict[Value, Indices] = {}
         self.loops = 0
+        # Beside products operands are handed over in loops, too: verify/convergence.py and order.py
+        # ask there who takes part.
+        self.anywhere = any(isinstance(item, Dot) for item in walk(func.body))
 
     def run(self) -> list[Finding]:
         for position, param in enumerate(self.func.params):
@@ -119,7 +129,7 @@ class _Planned:
                     self.meaning.store(item, path)
                 case Print():
                     self.meaning.print(item, path)
-                case Convert():
+                case Convert() | Operand():
                     self.meaning.define(item.result, self.meaning.numbers[item.src])
                 case If():
                     self.branch(item, path)
@@ -192,7 +202,7 @@ class _Planned:
                     self.findings += buffer.order.barrier("release")
 
     def communicate(self, item: Op, path: tuple[Hashable, ...]) -> None:
-        if path and not isinstance(item, Choose):
+        if path and not self.anywhere and not isinstance(item, Choose):
             self.add(item, "stands under a condition, expected where every thread takes part")
         match item:
             case Scratch():
@@ -205,7 +215,7 @@ class _Planned:
                 self.shuffle(item)
             case Choose():
                 self.choose(item)
-            case Barrier() if not path:
+            case Barrier() if not path or self.anywhere:
                 self.barrier(item)
             case _:
                 pass
@@ -260,7 +270,7 @@ class _Planned:
 
     def load(self, item: ScratchLoad) -> None:
         base = None if item.base is None else self.elements(item.base)
-        size = item.slots.size if item.layout is None else item.layout.size
+        size = item.slots.size if item.layout is None else elements(item.layout).size
         if base is not None and base.size != size:
             self.add(item, f"puts {size} slots into {base.size}, expected as many")
             return
@@ -330,9 +340,9 @@ class _Planned:
             self.meaning.define(result, origin)
         self.held[result] = received
         layout = item.attributes().get("layout")
-        if check and isinstance(layout, ThreadLayout):
-            if layout.size != received.size:
-                self.add(item, f"its map has {received.size} slots, the tile has {layout.size}")
+        if check and isinstance(layout, Layout):
+            if elements(layout).size != received.size:
+                self.add(item, f"its map has {received.size} slots, expected those of {layout!r}")
             else:
                 self.add(item, _misplaced(received, layout))
 
@@ -385,7 +395,7 @@ class _Planned:
         self.deliver(item, received, self.meaning.numbers[item.src])
 
 
-def _misplaced(received: Indices, layout: ThreadLayout) -> str:
+def _misplaced(received: Indices, layout: Layout) -> str:
     """What is wrong with the elements received, slot by slot."""
     owned = elements(layout)
     wrong = np.flatnonzero(received != owned)

@@ -16,7 +16,7 @@ from metile_mlx.ir.core import Effect, Op, Value, literal_key
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.tile import Bitcast, Cast, Print, Store
 from metile_mlx.ir.types import ScalarType, TileType, Type
-from metile_mlx.layout.thread_layout import ThreadLayout
+from metile_mlx.layout.operand import Layout
 from metile_mlx.verify.findings import Finding
 
 
@@ -52,7 +52,7 @@ class Part:
     number: int
 
     @property
-    def layout(self) -> ThreadLayout | None:
+    def layout(self) -> Layout | None:
         return self.value.type.layout if isinstance(self.value.type, TileType) else None
 
 
@@ -131,7 +131,7 @@ class Meaning:
             return self.numbers[item]
         if isinstance(item, tuple):
             return tuple([self._field(part) for part in item])
-        if isinstance(item, ThreadLayout):
+        if isinstance(item, Layout):
             return None
         return literal_key(item)
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from metile_mlx.context import Stage
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
+from metile_mlx.ir.matrix import Dot, Operand
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.planned import Choose, ScratchLoad, Shuffle
 from metile_mlx.ir.tile import Convert
 from metile_mlx.ir.types import ScalarType, SlotsType, TileType
+from metile_mlx.layout.fragments import product_of
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.target import MAX_THREADS, SIMD_WIDTH
 from metile_mlx.verify.findings import Finding
 
 # The ops whose purpose is that the result has other owners than the operand, element for element.
-_MOVES = (Convert, Permute, Shuffle, Choose, ScratchLoad)
+_MOVES = (Convert, Permute, Shuffle, Choose, ScratchLoad, Operand)
 
 
 def check_ownership(func: Func, stage: Stage, before: Func | None = None) -> list[Finding]:
@@ -44,7 +46,7 @@ def check_ownership(func: Func, stage: Stage, before: Func | None = None) -> lis
             message = _geometry(value, threads) or (_alignment(value) if own else "")
             if message:
                 findings.append(Finding(item, message))
-        message = _agreement(item)
+        message = _agreement(item, threads)
         if message:
             findings.append(Finding(item, message))
     return findings
@@ -80,10 +82,12 @@ def _alignment(value: Value) -> str:
     return f"{value!r} stands beside values of each thread's own, expected no layout but identity"
 
 
-def _agreement(item: Op) -> str:
+def _agreement(item: Op, threads: int) -> str:
     """Expected: all tiles an op reads or makes have one layout."""
     if isinstance(item, _MOVES):
         return ""
+    if isinstance(item, Dot):
+        return _product(item, threads)
     tiles = [v for v in (*item.operands(), *item.results) if isinstance(v.type, TileType)]
     for other in tiles[1:]:
         if _layout(other) != _layout(tiles[0]):
@@ -91,6 +95,22 @@ def _agreement(item: Op) -> str:
                 f"{tiles[0]!r} and {other!r} have different owners in one op, expected one layout"
             )
     return ""
+
+
+def _product(item: Dot, threads: int) -> str:
+    """Expected: fragments as simdgroups multiply them, or all tiles in order (ir/matrix.py)."""
+    owners = tuple(map(_layout, (item.a, item.b, item.acc)))
+    tiles = (item.a.type, item.b.type, item.acc.type)
+    in_order = tuple(
+        ThreadLayout.identity(t.size, t.size // threads) if isinstance(t, TileType) else None
+        for t in tiles
+    )
+    if owners == in_order:
+        return ""
+    product = product_of(item.shape, threads)
+    if owners == (product.left, product.right, product.accumulator):
+        return ""
+    return f"multiplies {tiles[0]} by {tiles[1]} into {tiles[2]}, expected owners of fragments"
 
 
 def _layout(value: Value) -> object:

@@ -17,6 +17,7 @@ import numpy as np
 from metile_mlx.ir.core import Block, Func, walk
 from metile_mlx.ir.tile import Convert
 from metile_mlx.ir.types import TileType
+from metile_mlx.layout.operand import Layout
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.target import SIMD_WIDTH
 from metile_mlx.verify.conversions import check_conversions, elements
@@ -38,7 +39,7 @@ def check_simplification(func: Func, before: Func) -> list[Finding]:
     ]
 
 
-def _owners(block: Block) -> Iterator[ThreadLayout]:
+def _owners(block: Block) -> Iterator[Layout]:
     for item in walk(block):
         for value in item.results:
             if isinstance(value.type, TileType) and value.type.layout is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from metile_mlx.context import Stage
 from metile_mlx.dtypes import bool_, i32
 from metile_mlx.errors import CompileError
-from metile_mlx.ir import metal, planned, stated, tile
+from metile_mlx.ir import matrix, metal, planned, stated, tile
 from metile_mlx.ir.core import Block, Effect, Func, Op, Value, walk
 from metile_mlx.ir.lanes import (
     DECLARED,
@@ -26,7 +26,7 @@ _OWNED = frozenset({
     tile.Binary, tile.Compare, tile.Select, tile.Cast, tile.Bitcast, tile.Fma, tile.Reshape,
     Permute,
     tile.Tensor, tile.Load, tile.Store, tile.Convert, tile.Reduce, tile.If, tile.Yield,
-    tile.Print, For, *DECLARED,
+    tile.Print, For, *DECLARED, matrix.Coordinate, matrix.Dot, matrix.Operand,
 })  # fmt: skip
 _COMMUNICATION = frozenset({
     planned.Scratch, planned.ScratchStore, planned.ScratchLoad, planned.Barrier, planned.Shuffle,
@@ -39,15 +39,17 @@ _METAL = frozenset({
     metal.Barrier, metal.Shuffle, metal.SimdReduce, metal.If, metal.Yield, metal.LoadGroup,
     metal.Extract, metal.StoreGroup, metal.Print, stated.AxisReduction, ThreadFor,
     ThreadLaneReduce, ThreadLaneShuffle, SharedAlloc, ThreadSync,
+    matrix.FragmentMultiply, matrix.BlockMultiply,
 })  # fmt: skip
 
 LEGAL: dict[Stage, frozenset[type[Op]]] = {
-    Stage.TILE: _OWNED | {tile.Automatic},
+    Stage.TILE: _OWNED,
     Stage.OWNED: _OWNED,
     Stage.PLANNED: (_OWNED - {tile.Convert}) | _COMMUNICATION,
     Stage.THREAD: _METAL,
 }
-"""The ops a Func may hold at each stage. Of the planned ones, a first pass leaves reductions."""
+"""The ops a Func may hold at each stage. Of the planned ones, the first leave operands and
+reductions."""
 
 # The ops that hold blocks.
 _BRANCHES = (tile.If, metal.If)

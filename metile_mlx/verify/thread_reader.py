@@ -15,6 +15,7 @@ from metile_mlx.ir import metal, tile
 from metile_mlx.ir.arith import BinaryKind, element
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.loops import ThreadFor
+from metile_mlx.ir.matrix import BlockMultiply, FragmentMultiply
 from metile_mlx.ir.stated import AxisReduction
 from metile_mlx.ir.types import PointerType, ScalarType
 from metile_mlx.target import EMULATOR, SIMD_WIDTH, Target
@@ -22,6 +23,7 @@ from metile_mlx.verify import numbers
 from metile_mlx.verify.conversions import elements
 from metile_mlx.verify.decisions import Decisions, turns
 from metile_mlx.verify.findings import Finding
+from metile_mlx.verify.matrix_numbers import fragments, product
 from metile_mlx.verify.numbers import TRIALS, Numbers
 from metile_mlx.verify.reading import (
     Access,
@@ -261,8 +263,19 @@ class ThreadReader:
                 lanes = self.wide(self.numbers[item.src]).reshape(TRIALS, -1, SIMD_WIDTH)
                 total = combined(item.kind, lanes, item.src)[..., 0]
                 return (total[:, :1] if item.uniform else np.repeat(total, SIMD_WIDTH, axis=1),)
+            case FragmentMultiply():
+                a, b, acc = (self.gathered(values) for values in (item.a, item.b, item.acc))
+                return fragments(a, b, acc)
+            case BlockMultiply():
+                a, b, acc = (self.gathered(values) for values in (item.a, item.b, item.acc))
+                made = product(a, b, acc, item.shape)
+                return list(made.reshape(TRIALS, len(item.acc), -1).transpose(1, 0, 2))
             case _:
                 raise Unreadable(item.opcode)
+
+    def gathered(self, values: Sequence[Value]) -> Numbers:
+        """One row per trial, then per value, and one column per thread."""
+        return np.stack([self.wide(self.numbers[value]) for value in values], axis=1)
 
     def stated(self, item: AxisReduction) -> None:
         """Totals that axis_reductions.py proves; partners add in either order, so no tree is."""

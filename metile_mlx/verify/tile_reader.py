@@ -16,14 +16,16 @@ from metile_mlx.ir.arith import COMBINE, element
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.lanes import Sync
 from metile_mlx.ir.loops import For
+from metile_mlx.ir.matrix import Coordinate, Dot
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.types import ScalarType, SlotsType, TileType, Type
 from metile_mlx.layout.affine import Indices
-from metile_mlx.layout.thread_layout import ThreadLayout
+from metile_mlx.layout.operand import Layout
 from metile_mlx.verify import numbers
 from metile_mlx.verify.conversions import elements, images
 from metile_mlx.verify.decisions import Decisions
 from metile_mlx.verify.lane_reader import LaneReader, is_own
+from metile_mlx.verify.matrix_numbers import coordinates, product
 from metile_mlx.verify.numbers import Numbers
 from metile_mlx.verify.reading import (
     Access,
@@ -109,17 +111,14 @@ class TileReader:
                 return (self.numbers[item.src],)
             case Permute():
                 return (self.permuted(item),)
+            case Coordinate() | Dot():
+                return (self.matrix(item),)
             case tile.Tensor():
                 shape = tuple(self.numbers[value] for value in item.shape)
                 strides = tuple(self.numbers[value] for value in item.strides)
                 is_open = item.whole and not self.bounded
                 self.views[item.result] = _View(item.param, shape, strides, is_open)
                 return (np.zeros((1, 1), np.int64),)
-            case tile.Load() if item.tensor in self.lanes.memory:
-                return (self.lanes.load(item, path),)
-            case tile.Store() if item.tensor in self.lanes.memory:
-                self.lanes.store(item, path)
-                return ()
             case tile.Load():
                 return (self.load(item, path),)
             case tile.Store():
@@ -134,6 +133,12 @@ class TileReader:
                 return repeated(item, self.numbers, path, self.block)
             case _:
                 return self.communicate(item)
+
+    def matrix(self, item: Coordinate | Dot) -> Numbers:
+        if isinstance(item, Coordinate):
+            return coordinates(item.shape, item.axis)
+        a, b, acc = (self.wide(value) for value in (item.a, item.b, item.acc))
+        return product(a, b, acc, item.shape)
 
     def communicate(self, item: Op) -> Sequence[Numbers]:
         match item:
@@ -227,11 +232,11 @@ class TileReader:
             return np.broadcast_to(found, (found.shape[0], value.type.size))
         return self.wide(value)[:, elements(_layout(value.type))]
 
-    def owned(self, slots: Numbers, layout: ThreadLayout | None) -> Numbers:
+    def owned(self, slots: Numbers, layout: Layout | None) -> Numbers:
         """One column per element, from one per slot of `layout`; per slot while there is none."""
         if layout is None:
             return slots
-        found = np.empty_like(slots)
+        found = np.empty((slots.shape[0], layout.size), slots.dtype)
         found[:, elements(layout)] = slots
         return found
 
@@ -257,6 +262,8 @@ class TileReader:
         return active, offset & 0xFFFFFFFF if self.bits == 32 else offset
 
     def load(self, item: tile.Load, path: Numbers) -> Numbers:
+        if item.tensor in self.lanes.memory:
+            return self.lanes.load(item, path)
         view, dtype = self.views[item.tensor], element(item.result)
         active, offset = self.where(view, item.indices, item.mask, path)
         self.note(item, "load", (view.param.name, "in"), active, offset, None, item.operands())
@@ -265,6 +272,9 @@ class TileReader:
         return numbers.select(active, there, fill)
 
     def store(self, item: tile.Store, path: Numbers) -> None:
+        if item.tensor in self.lanes.memory:
+            self.lanes.store(item, path)
+            return
         view = self.views[item.tensor]
         active, offset = self.where(view, item.indices, item.mask, path)
         value = self.numbers[item.value]
@@ -336,7 +346,7 @@ def _columns(numbers: Numbers, own: Indices) -> Numbers:
     return numbers[:, own] if numbers.shape[1] > 1 else numbers
 
 
-def _layout(type_: Type) -> ThreadLayout:
+def _layout(type_: Type) -> Layout:
     assert isinstance(type_, TileType)
     assert type_.layout is not None
     return type_.layout

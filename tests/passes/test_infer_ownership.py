@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from metile_mlx.context import Context, Stage
@@ -10,12 +12,11 @@ from metile_mlx.errors import (
     CompileError,
     LayoutError,
     OwnershipError,
-    UnsupportedError,
     VerificationError,
 )
-from metile_mlx.ir import tile
+from metile_mlx.ir import lanes, tile
 from metile_mlx.ir.arith import BinaryKind, CombineKind, CompareKind, UnaryKind
-from metile_mlx.ir.core import Block, Func, Value, walk
+from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.passes.infer_ownership import infer_ownership
@@ -240,7 +241,7 @@ def test_o3_where_is_called_by_its_own_name() -> None:
 
 def test_o4_a_value_of_each_threads_own_never_broadcasts_into_an_owned_tile() -> None:
     p = Program()
-    lane = p.add(tile.Automatic("thread_id", ()), "lane")
+    lane = p.add(lanes.ThreadId("thread_id"), "lane")
     a = p.arange(64, ROWS, "a")
     p.add(tile.Binary(BinaryKind.ADD, a, lane), "c")
     hint = "number the elements with metile.arange(0, size, layout=...) instead"
@@ -253,7 +254,7 @@ def test_o4_a_value_of_each_threads_own_never_broadcasts_into_an_owned_tile() ->
         hint,
     )
     p = Program()
-    lane = p.add(tile.Automatic("simd_lane_id", ()), "lane")
+    lane = p.add(lanes.ThreadId("simd_lane_id"), "lane")
     twice = p.add(tile.Binary(BinaryKind.ADD, lane, lane), "twice")
     four = p.add(tile.Binary(BinaryKind.ADD, twice, twice), "four")
     a = p.arange(64, ROWS, "a")
@@ -268,27 +269,25 @@ def test_o4_a_value_of_each_threads_own_never_broadcasts_into_an_owned_tile() ->
     )
 
 
-@pytest.mark.parametrize("construct", ["thread_id", "load", "tile_range", "dot", "shared"])
-def test_o5_constructs_of_the_automatic_path_are_rejected_by_name(construct: str) -> None:
+CONSTRUCTS = [
+    lanes.ThreadId("thread_id()"),
+    lanes.Shared(f32, (64,), "shared_0", "shared()"),
+    lanes.Sync("barrier()"),
+]
+
+
+@pytest.mark.parametrize("item", CONSTRUCTS, ids=lambda item: item.construct)
+def test_o5_constructs_of_the_automatic_path_are_rejected_by_name(item: Op) -> None:
     p = Program()
     p.arange(64, ROWS, "a")
-    p.add(tile.Automatic(construct, ()), "own")
+    p.emit(replace(item))
     fails(
         p.func(),
         OwnershipError,
-        f"[{construct}] is not available beside explicit thread layouts (one is stated in line 2)",
+        f"[{item.attributes()['construct']}] is not available beside explicit thread layouts (one "
+        "is stated in line 2)",
         3,
         "explicit ownership is for straight-line programs over tensor descriptors",
-    )
-    p = Program()
-    p.arange(64, None, "a")
-    p.add(tile.Automatic(construct, ()), "own")
-    fails(
-        p.func(),
-        UnsupportedError,
-        f"[{construct}] is not supported yet",
-        3,
-        "write the kernel over tensor descriptors: metile.tensor(...).load(...)",
     )
 
 
@@ -296,7 +295,7 @@ def test_o5_a_conversion_alone_makes_a_program_explicit() -> None:
     p = Program()
     a = p.arange(64, None, "a")
     p.add(tile.Convert(a, ROWS), "b")
-    p.add(tile.Automatic("thread_id", ()), "own")
+    p.add(lanes.ThreadId("thread_id"), "own")
     with pytest.raises(OwnershipError, match=r"\[thread_id\] .* stated in line 3"):
         infer_ownership(p.func(), context())
 

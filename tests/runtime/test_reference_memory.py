@@ -375,15 +375,6 @@ def test_a_branch_on_a_loaded_value_is_decided_per_program() -> None:
 # Refusals.
 
 
-def test_constructs_of_the_automatic_path_are_refused_by_name() -> None:
-    p = TileProgram()
-    p.add(tile.Automatic("simd_sum", ()))
-    with pytest.raises(UnsupportedError, match=r"simd_sum has no meaning on the reference") as e:
-        evaluate(p.func(), {}, {}, {}, ONE)
-    assert e.value.loc is not None
-    assert e.value.loc.line == 1
-
-
 def test_x5_a_launch_above_the_stated_memory_is_refused_with_what_it_needs() -> None:
     p = transpose8()
     programs = MAX_BYTES // (64 * 8)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from metile_mlx import dtypes
-from metile_mlx.ir import metal
+from metile_mlx.ir import matrix, metal
 from metile_mlx.ir.arith import BinaryKind, CombineKind, element
 from metile_mlx.ir.core import Block, Func, Op, Value
 from metile_mlx.ir.lanes import SharedAlloc, ThreadLaneReduce, ThreadLaneShuffle, ThreadSync
@@ -418,6 +418,40 @@ def _yield(group: Group, item: metal.Yield) -> tuple[Array, ...]:
     raise SimulationError("a yield outside a branch", item)
 
 
+def _fragment_multiply(group: Group, item: matrix.FragmentMultiply) -> tuple[Array, ...]:
+    """Lane l has row l/16*4 + l/2%4, columns l/8%2*4 + l%2*2 and the next."""
+    group.together(item)
+    lane = np.arange(SIMD_WIDTH)
+    row, column = lane // 16 * 4 + lane // 2 % 4, lane // 8 % 2 * 4 + lane % 2 * 2
+
+    def matrices(pair: tuple[Value, Value]) -> Array:
+        found = np.zeros((len(group.threads) // SIMD_WIDTH, 8, 8), np.float32)
+        for at, value in enumerate(pair):
+            spread = group.spread(to_f32(group.values[value], element(value)))
+            found[:, row, column + at] = spread.reshape(-1, SIMD_WIDTH)
+        return found
+
+    a, b, total = matrices(item.a), matrices(item.b), matrices(item.acc)
+    for k in range(8):
+        total = total + a[:, :, k : k + 1] * b[:, k : k + 1]
+    return tuple(total[:, row, column + at].reshape(-1) for at in range(2))
+
+
+def _block_multiply(group: Group, item: matrix.BlockMultiply) -> tuple[Array, ...]:
+    group.together(item)
+    rows, columns, depth = item.shape
+
+    def whole(values: tuple[Value, ...]) -> Array:
+        found = [group.spread(to_f32(group.values[v], element(v))) for v in values]
+        return np.concatenate(found)
+
+    a, b = whole(item.a).reshape(rows, depth), whole(item.b).reshape(depth, columns)
+    total = whole(item.acc).reshape(rows, columns)
+    for k in range(depth):
+        total = total + a[:, k : k + 1] * b[k : k + 1]
+    return tuple(total.reshape(len(item.acc), -1))
+
+
 STEPS: dict[type[Op], Callable[[Group, Any], tuple[Array, ...]]] = {
     metal.Constant: _constant,
     metal.ThreadIndex: _thread_index,
@@ -446,6 +480,8 @@ STEPS: dict[type[Op], Callable[[Group, Any], tuple[Array, ...]]] = {
     metal.If: _if,
     metal.Yield: _yield,
     ThreadFor: _for,
+    matrix.FragmentMultiply: _fragment_multiply,
+    matrix.BlockMultiply: _block_multiply,
     ThreadLaneReduce: _simd_reduce,
     ThreadLaneShuffle: _shuffle,
     SharedAlloc: _alloc,

@@ -11,7 +11,7 @@ from metile_mlx import ir
 from metile_mlx.context import Stage
 from metile_mlx.dtypes import bool_, f32, i32, u32
 from metile_mlx.errors import VerificationError
-from metile_mlx.ir import lanes, loops, metal, permute, planned, stated, tile
+from metile_mlx.ir import lanes, loops, matrix, metal, permute, planned, stated, tile
 from metile_mlx.ir.arith import BinaryKind
 from metile_mlx.ir.core import Block, Builder, Func, Op, Value
 from metile_mlx.ir.types import PointerType, ScalarType, ScratchType, TileType, Type
@@ -184,10 +184,10 @@ def test_a_branch_on_what_differs_between_threads() -> None:
 
 def every_op() -> set[type[Op]]:
     modules = {name for _, name, _ in pkgutil.iter_modules(ir.__path__)}
-    assert {"tile", "planned", "metal", "stated", "loops", "lanes"} <= modules
+    assert {"tile", "planned", "metal", "stated", "loops", "lanes", "matrix"} <= modules
     return {
         item
-        for module in (tile, permute, planned, metal, stated, loops, lanes)
+        for module in (tile, permute, planned, metal, stated, loops, lanes, matrix)
         for item in vars(module).values()
         if isinstance(item, type) and issubclass(item, Op) and item not in (Op, loops.Loop)
     }
@@ -198,7 +198,7 @@ def test_every_op_is_legal_at_some_stage() -> None:
 
 
 def test_the_stages_exclude_what_has_been_lowered() -> None:
-    assert LEGAL[Stage.TILE] - LEGAL[Stage.OWNED] == {tile.Automatic}
+    assert LEGAL[Stage.TILE] == LEGAL[Stage.OWNED]
     assert LEGAL[Stage.OWNED] - LEGAL[Stage.PLANNED] == {tile.Convert}
     assert not LEGAL[Stage.PLANNED] & LEGAL[Stage.THREAD]
 

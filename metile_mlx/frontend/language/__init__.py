@@ -18,7 +18,6 @@ from metile_mlx.dtypes import (
 from metile_mlx.frontend.definition import constexpr, inline
 from metile_mlx.frontend.language.automatic import (
     barrier,
-    dot,
     load,
     shared,
     simd_broadcast,
@@ -28,8 +27,6 @@ from metile_mlx.frontend.language.automatic import (
     simd_sum,
     store,
     thread_id,
-    tile_load,
-    tile_store,
 )
 from metile_mlx.frontend.language.control import argmax, max, min, sum, tile_range
 from metile_mlx.frontend.language.conversion import cast, convert_layout, permute, reshape
@@ -57,6 +54,7 @@ from metile_mlx.frontend.language.elementwise import (
     tanh,
     where,
 )
+from metile_mlx.frontend.language.matrix import dot, tile_load, tile_store
 from metile_mlx.frontend.language.tensors import Array, Pointer, Tensor, tensor
 from metile_mlx.frontend.language.types import Scalar, Tile
 from metile_mlx.layout.thread_layout import ThreadLayout

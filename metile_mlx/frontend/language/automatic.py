@@ -1,7 +1,7 @@
-"""The automatic path: pointers, per-thread values, threadgroup memory, matrix tiles (SPEC K6).
+"""The automatic path: pointers, per-thread values, threadgroup memory (SPEC K6).
 
-Pointers are views of whole arrays. What has no lowering translates to `tile.automatic`, which names
-the construct; ownership inference rejects all of them beside explicit layouts (SPEC O4, O5).
+Pointers are views of whole arrays. Ownership inference rejects all of these beside explicit layouts
+(SPEC O4, O5).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from metile_mlx.frontend.language.tensors import (
 )
 from metile_mlx.frontend.language.types import (
     DTypeLike,
-    IndexLike,
     MaskLike,
     Scalar,
     ScalarLike,
@@ -34,7 +33,6 @@ from metile_mlx.ir import tile
 from metile_mlx.ir.arith import BinaryKind, CombineKind
 from metile_mlx.ir.core import Value
 from metile_mlx.ir.lanes import LaneReduce, LaneShuffle, Shared, Sync, ThreadId
-from metile_mlx.ir.tile import Automatic
 from metile_mlx.ir.types import PointerType
 from metile_mlx.target import SIMD_WIDTH
 
@@ -176,39 +174,6 @@ def barrier() -> None:
     raise outside("barrier")
 
 
-def dot(a: Tile, b: Tile, acc: Tile | None = None) -> Tile:
-    """The matrix product of two 2-D tiles, accumulated in f32 (SPEC K6)."""
-    raise outside("dot")
-
-
-def tile_load(
-    tensor: Tensor, origin: tuple[IndexLike, ...], shape: Shape, fill: ScalarLike = 0
-) -> Tile:
-    """A tile of `shape` of a tensor, from `origin` on (SPEC K6)."""
-    raise outside("tile_load")
-
-
-def tile_store(tensor: Tensor, origin: tuple[IndexLike, ...], value: Tile) -> None:
-    """Write a tile to a tensor, from `origin` on (SPEC K6)."""
-    raise outside("tile_store")
-
-
-def _automatic(build: Build, *inputs: object, dtype: object = i32) -> Value:
-    """A `tile.automatic` named after the call; nested tuples of inputs are flattened."""
-    values: list[Value] = []
-    for item in inputs:
-        parts = item if isinstance(item, tuple) else (item,)
-        for part in parts:
-            if isinstance(part, PointerOffset):
-                values += [part.array, part.offset]
-            elif isinstance(part, Value):
-                values.append(part)
-            elif part is not None:
-                values.append(build.number(part))
-    name = build.call.name
-    return build.add(Automatic(f"{name}()", tuple(values), dtype_argument(build, dtype)), name)
-
-
 def _pointer(build: Build, pointer: object) -> PointerOffset:
     if isinstance(pointer, PointerOffset):
         return pointer
@@ -305,18 +270,3 @@ def _shared(build: Build, shape: object, dtype: object) -> Value:
 @rule(barrier)
 def _barrier(build: Build) -> None:
     build.run(Sync("barrier()"))
-
-
-@rule(dot)
-def _dot(build: Build, a: object, b: object, acc: object) -> Value:
-    return _automatic(build, a, b, acc, dtype=f32)
-
-
-@rule(tile_load)
-def _tile_load(build: Build, tensor: object, origin: object, shape: object, fill: object) -> Value:
-    return _automatic(build, tensor, origin, shape_argument(build, shape), fill)
-
-
-@rule(tile_store)
-def _tile_store(build: Build, tensor: object, origin: object, value: object) -> None:
-    _automatic(build, tensor, origin, value)

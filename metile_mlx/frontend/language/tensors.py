@@ -259,6 +259,16 @@ def store_whole(build: Build, array: Value, offset: Value, value: object, mask: 
     _store(build, build.whole(array, "write"), offset, value, mask)
 
 
+def load_at(build: Build, tensor: Value, indices: tuple[Value, ...], fill: object) -> Value:
+    """`Tensor.load` for another rule."""
+    return _load(build, tensor, indices, None, fill)
+
+
+def store_at(build: Build, tensor: Value, indices: tuple[Value, ...], value: Value) -> None:
+    """`Tensor.store` for another rule."""
+    _store(build, tensor, indices, value, None)
+
+
 @rule(Tensor.store, "store")
 def _store(build: Build, self: Value, indices: object, value: object, mask: object) -> None:
     type_ = self.type
