@@ -19,6 +19,9 @@ import numpy as np
 import metile_mlx as metile
 from metile_kernels._samples import FLOATS, normal
 
+# Rows of which `reduce_columns` has all elements of a column at once.
+GROUP = 8
+
 
 def reduce_reference(x: mx.array, operation: str, axis: int) -> mx.array:
     """Along an axis in MLX's operations; floats in f32. "sum", "mean", "max" or "min"."""
@@ -46,8 +49,15 @@ def neutral(dtype, OPERATION):
 
 
 @metile.inline
+def nothing(dtype, OPERATION):
+    """What leaves every number as it is, 0 and -0 too: what stands beyond a row or column."""
+    NEUTRAL = neutral(dtype, OPERATION)
+    return -0.0 if dtype == metile.f32 and OPERATION in ("sum", "mean") else NEUTRAL
+
+
+@metile.inline
 def combined(one, other, OPERATION):
-    """Of two values."""
+    """Of two values. With `nothing` as the first a C++ compiler sees that there is no work."""
     if OPERATION == "max":
         return metile.maximum(one, other)
     if OPERATION == "min":
@@ -77,8 +87,9 @@ def reduce_rows(
     lanes = metile.arange(0, BLOCK)
     parts = metile.full(BLOCK, NOTHING, dtype)
     for start in metile.tile_range(0, width, BLOCK):
-        value = metile.cast(source.load((row, start + lanes), fill=NOTHING), dtype)
-        parts = combined(parts, value, OPERATION)
+        fill = nothing(dtype, OPERATION)
+        value = metile.cast(source.load((row, start + lanes), fill=fill), dtype)
+        parts = combined(value, parts, OPERATION)
     if OPERATION == "max":
         found = metile.max(parts)
     elif OPERATION == "min":
@@ -96,12 +107,13 @@ def reduce_columns(
     output,
     rows: int,
     columns: int,
+    groups: int,
     chunk: int,
     divisor: float,
     OPERATION: metile.constexpr,
     BLOCK: metile.constexpr = 256,
 ):
-    """One number for each column of each chunk of rows.
+    """One number for each column of each chunk of rows, which are read in groups of GROUP.
 
     Tall matrices are reduced in steps, chunks first and then what they gave: more programs, and
     sums whose error grows with the length of a chunk.
@@ -109,25 +121,34 @@ def reduce_columns(
     Args:
         inputs: rows * columns elements.
         output: chunks * columns elements; f32 where floats are added and chunks are to be too.
-        chunk: rows of each chunk but the last, at least 1. The grid is
-            `(metile.cdiv(columns, BLOCK), metile.cdiv(rows, chunk))`.
+        groups: rows // GROUP.
+        chunk: groups of a chunk; the last chunk may have fewer, and has the rows of no group. The
+            grid is `(metile.cdiv(columns, BLOCK), chunks)`, and `chunks * chunk >= groups`.
         divisor: of a mean.
         OPERATION: as of `reduce_rows`.
         BLOCK: columns of a program, one per thread: a power of two of 32 to 1024.
     """
+    grouped = metile.tensor(inputs, shape=(groups, GROUP, columns), access="read")
     source = metile.tensor(inputs, shape=(rows, columns), access="read")
     result = metile.tensor(output, shape=(metile.num_programs(1), columns), access="write")
     column = metile.program_id(0) * BLOCK + metile.arange(0, BLOCK)
-    first = metile.program_id(1) * chunk
+    number, chunks = metile.program_id(1), metile.num_programs(1)
     dtype = arithmetic(inputs.dtype)
-    NOTHING = neutral(dtype, OPERATION)
-    found = metile.full(BLOCK, NOTHING, dtype)
-    for row in metile.tile_range(chunk):
-        value = metile.cast(source.load((first + row, column), fill=NOTHING), dtype)
-        found = combined(found, value, OPERATION)
+    found = metile.full(BLOCK, neutral(dtype, OPERATION), dtype)
+    fill = nothing(dtype, OPERATION)
+    for index in metile.tile_range(chunk):
+        group = number * chunk + index
+        for k in range(GROUP):
+            value = metile.cast(grouped.load((group, k, column), fill=fill), dtype)
+            found = combined(value, found, OPERATION)
+    # The rows of no group are the last chunk's; for the others they lie outside.
+    rest = metile.where(number == chunks - 1, groups * GROUP, rows)
+    for index in metile.tile_range(rows - groups * GROUP):
+        value = metile.cast(source.load((rest + index, column), fill=fill), dtype)
+        found = combined(value, found, OPERATION)
     if OPERATION == "mean":
         found = found / divisor
-    result.store((metile.program_id(1), column), found)
+    result.store((number, column), found)
 
 
 @metile.inline
@@ -211,12 +232,12 @@ def _selftest_rows(operation, dtype, backend):
 
 
 def _selftest_columns(operation, dtype, backend):
-    """The second chunk has two rows of four."""
-    x, exact = normal(dtype, 6, 300)
-    arguments = (x, metile.empty((2, 300), mx.float32), 6, 300, 4, 1.0)
+    """The second chunk has one group and two rows more."""
+    x, exact = normal(dtype, 26, 300)
+    arguments = (x, metile.empty((2, 300), mx.float32), 26, 300, 3, 2, 1.0)
     dispatch = reduce_columns[2, 2].prepare(*arguments, OPERATION=operation, backend=backend)
     reduced = _EXACT["sum" if operation == "mean" else operation]
-    expected = np.stack([reduced(exact[:4], axis=0), reduced(exact[4:], axis=0)])
+    expected = np.stack([reduced(exact[:16], axis=0), reduced(exact[16:], axis=0)])
     return dispatch, arguments, expected, _ULPS[operation]
 
 

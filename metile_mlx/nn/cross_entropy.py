@@ -10,6 +10,7 @@ from metile_mlx.dispatch import empty
 from metile_mlx.errors import LaunchError
 from metile_mlx.nn.arrays import as_indices, as_rows, result_dtype
 from metile_mlx.nn.kernel_function import KernelFunction
+from metile_mlx.nn.layouts import row_lanes
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 
@@ -87,6 +88,7 @@ class CrossEntropy(KernelFunction):
             found,
             found,
             width,
+            block=row_lanes,
         )
         return made
 
@@ -114,5 +116,6 @@ class CrossEntropy(KernelFunction):
             cotangents[2],
             empty(logits.shape, logits.dtype),
             width,
+            block=row_lanes,
         )
         return gradient, mx.zeros_like(targets)

@@ -97,13 +97,23 @@ class KernelFunction:
         return found
 
     def launch(
-        self, kernel: Any, grid: int | tuple[int, ...], *arguments: Any, **constexprs: Any
+        self,
+        kernel: Any,
+        grid: int | tuple[int, ...],
+        *arguments: Any,
+        block: Callable[[str], int] | None = None,
+        **constexprs: Any,
     ) -> Any:
-        """`kernel[grid](*arguments, **constexprs)`, made ready once for arrays like these."""
+        """`kernel[grid](*arguments, **constexprs)`, made ready once for arrays like these.
+
+        Args:
+            block: gives BLOCK for the name of a backend, as the tables of `nn/layouts.py` have it.
+        """
         arrays = tuple([(a.shape, a.dtype) for a in arguments if isinstance(a, (mx.array, Empty))])
 
-        def make(_: str) -> Dispatch:
-            made: Dispatch = kernel[grid].prepare(*arguments, **constexprs, stream=self.stream)
+        def make(backend: str) -> Dispatch:
+            held = constexprs if block is None else {**constexprs, "BLOCK": block(backend)}
+            made: Dispatch = kernel[grid].prepare(*arguments, **held, stream=self.stream)
             return made
 
         return self.ready((kernel, grid, arrays, *constexprs.items()), make)(*arguments)

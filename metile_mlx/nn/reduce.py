@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from typing import Literal
 
 import metile_kernels.reductions as kernels
-from metile_mlx.dispatch import empty
+from metile_mlx.dispatch import Dispatch, empty
 from metile_mlx.errors import LaunchError
 from metile_mlx.nn.kernel_function import KernelFunction
+from metile_mlx.nn.layouts import column_lanes, row_lanes
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 
 Operation = Literal["sum", "mean", "max", "min"]
 _OPERATIONS = ("sum", "mean", "max", "min")
+# Columns of a program of the gradient.
 _COLUMNS = 256
-# Rows that a program of a column reduction takes one after the other.
-_CHUNK = 512
+# Groups of rows that a program of a column reduction takes one after the other.
+_CHUNK = 32
 
 
 def reduce(
@@ -95,7 +97,13 @@ class Reduce(KernelFunction):
         if not self._of_rows:
             return self._columns(x)
         made: mx.array = self.launch(
-            kernels.reduce_rows, rows, x, empty(rows, x.dtype), columns, OPERATION=self._operation
+            kernels.reduce_rows,
+            rows,
+            x,
+            empty(rows, x.dtype),
+            columns,
+            block=row_lanes,
+            OPERATION=self._operation,
         )
         return made
 
@@ -104,25 +112,28 @@ class Reduce(KernelFunction):
         dtype, divisor = x.dtype, float(x.shape[0])
         is_sum = self._operation in ("sum", "mean")
         between = mx.float32 if is_sum and mx.issubdtype(dtype, mx.floating) else dtype
-        columns = x.shape[1]
-        while True:
-            rows = x.shape[0]
-            chunks = -(-rows // _CHUNK)
-            is_last = chunks == 1
-            x = self.launch(
-                kernels.reduce_columns,
-                (-(-columns // _COLUMNS), chunks),
-                x,
-                empty((chunks, columns), dtype if is_last else between),
-                rows,
-                columns,
-                min(rows, _CHUNK),
-                divisor,
-                OPERATION=self._operation if is_last or not is_sum else "sum",
-                BLOCK=_COLUMNS,
+        while x.shape[0] > _CHUNK * kernels.GROUP:
+            x = self._chunks(x, between, "sum" if is_sum else self._operation, divisor)
+        made = self._chunks(x, dtype, self._operation, divisor)
+        return made.reshape(x.shape[1], stream=self.stream)
+
+    def _chunks(
+        self, x: mx.array, dtype: mx.Dtype, operation: Operation, divisor: float
+    ) -> mx.array:
+        """(rows, columns) -> (chunks, columns) of a dtype."""
+        rows, columns = x.shape
+        groups, chunks = rows // kernels.GROUP, -(-rows // (_CHUNK * kernels.GROUP))
+        output = empty((chunks, columns), dtype)
+        arguments = (x, output, rows, columns, groups, min(groups, _CHUNK), divisor)
+
+        def make(backend: str) -> Dispatch:
+            block = column_lanes(backend)
+            return kernels.reduce_columns[-(-columns // block), chunks].prepare(
+                *arguments, OPERATION=operation, BLOCK=block, stream=self.stream
             )
-            if is_last:
-                return x.reshape(columns, stream=self.stream)
+
+        made: mx.array = self.ready((x.shape, x.dtype, dtype, operation), make)(*arguments)
+        return made
 
     def backward(
         self,
@@ -149,7 +160,9 @@ class Reduce(KernelFunction):
         arguments = (x, extremes, cotangents, empty(x.shape, x.dtype))
         made: mx.array
         if self._of_rows:
-            made = self.launch(kernels.extreme_rows_gradient, rows, *arguments, columns)
+            made = self.launch(
+                kernels.extreme_rows_gradient, rows, *arguments, columns, block=row_lanes
+            )
         else:
             made = self.launch(
                 kernels.extreme_columns_gradient,

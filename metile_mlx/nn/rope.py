@@ -57,7 +57,9 @@ def rope(
         return mx.zeros(x.shape, dtype)
     octaves = 0.0 if base is None else math.log2(base)
     turn = Turn.of(int(dims), bool(traditional), octaves, float(scale), 1.0, stream=stream)
-    batch, positions, width = x.shape[0], x.shape[-2], x.shape[-1]
+    positions, width = x.shape[-2:]
+    # What turns by the same angles is one array, whose heads share sines and cosines.
+    batch = x.shape[0] if offsets.size > 1 else 1
     arrays = [mx.reshape(x, (batch, -1, positions, width), stream=stream), offsets]
     if freqs is not None:
         arrays.append(freqs.astype(mx.float32, stream=stream))

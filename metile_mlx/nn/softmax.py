@@ -8,6 +8,7 @@ import metile_kernels.softmax as kernels
 from metile_mlx.dispatch import empty
 from metile_mlx.nn.arrays import as_float, as_rows, result_dtype
 from metile_mlx.nn.kernel_function import KernelFunction
+from metile_mlx.nn.layouts import row_lanes
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 
@@ -65,7 +66,13 @@ class Softmax(KernelFunction):
     def forward(self, x: mx.array) -> mx.array:
         """(rows, N) -> (rows, N)."""
         made: mx.array = self.launch(
-            kernels.softmax, x.shape[0], x, empty(x.shape, x.dtype), x.shape[1], LOG=self._log
+            kernels.softmax,
+            x.shape[0],
+            x,
+            empty(x.shape, x.dtype),
+            x.shape[1],
+            block=row_lanes,
+            LOG=self._log,
         )
         return made
 
@@ -78,5 +85,6 @@ class Softmax(KernelFunction):
         """From the outputs; of a logarithm from the inputs."""
         kernel = kernels.log_softmax_gradient if self._log else kernels.softmax_gradient
         (x,) = primals if self._log else outputs
-        gradient = empty(x.shape, x.dtype)
-        return (self.launch(kernel, x.shape[0], x, cotangents[0], gradient, x.shape[1]),)
+        rows, width = x.shape
+        arguments = (x, cotangents[0], empty(x.shape, x.dtype), width)
+        return (self.launch(kernel, rows, *arguments, block=row_lanes),)

@@ -9,6 +9,7 @@ from metile_mlx.dispatch import empty
 from metile_mlx.errors import LaunchError
 from metile_mlx.nn.arrays import as_rows
 from metile_mlx.nn.kernel_function import KernelFunction
+from metile_mlx.nn.layouts import row_lanes
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 
@@ -53,8 +54,9 @@ class Top1(KernelFunction):
     def forward(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """(rows, N) -> values (rows,), indices (rows,)."""
         rows, width = x.shape
+        outputs = empty(rows, x.dtype), empty(rows, mx.uint32)
         made: tuple[mx.array, mx.array] = self.launch(
-            kernels.top1, rows, x, empty(rows, x.dtype), empty(rows, mx.uint32), width
+            kernels.top1, rows, x, *outputs, width, block=row_lanes
         )
         return made
 
@@ -69,7 +71,5 @@ class Top1(KernelFunction):
         rows, width = x.shape
         if not mx.issubdtype(x.dtype, mx.floating):
             return (mx.zeros_like(x, stream=self.stream),)
-        gradient = empty(x.shape, x.dtype)
-        return (
-            self.launch(kernels.top1_gradient, rows, outputs[1], cotangents[0], gradient, width),
-        )
+        arguments = (outputs[1], cotangents[0], empty(x.shape, x.dtype), width)
+        return (self.launch(kernels.top1_gradient, rows, *arguments, block=row_lanes),)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 import metile_mlx as metile
 from metile_kernels.reductions import (
+    GROUP,
     extreme_columns_gradient,
     extreme_rows_gradient,
     reduce_columns,
@@ -39,8 +40,8 @@ def rows_of(x: mx.array, operation: str, **options: Any) -> mx.array:
 def columns_of(x: mx.array, operation: str, block: int = 256, **options: Any) -> mx.array:
     rows, columns = x.shape
     made: mx.array = reduce_columns[metile.cdiv(columns, block), 1](
-        x, metile.empty((1, columns), x.dtype), rows, columns, rows, float(rows),
-        OPERATION=operation, BLOCK=block, **options,
+        x, metile.empty((1, columns), x.dtype), rows, columns, rows // GROUP, rows // GROUP + 1,
+        float(rows), OPERATION=operation, BLOCK=block, **options,
     )  # fmt: skip
     return made.reshape(columns)
 
@@ -149,13 +150,25 @@ def test_f51_a_result_depends_on_its_row_or_column_alone(dtype: mx.Dtype) -> Non
 
 
 def test_chunks_of_columns_and_a_last_one_of_fewer_rows() -> None:
-    x = normal((10, 70))
-    made = reduce_columns[2, 3](
-        x, metile.empty((3, 70), mx.float32), 10, 70, 4, 1.0, OPERATION="sum", BLOCK=64
-    )
-    wide = exact(x)
-    expected = np.stack([wide[start : start + 4].sum(axis=0) for start in (0, 4, 8)])
-    near(made, expected, "chunks", 8)
+    """Whole groups, one row more or less, and no group at all in the last chunk."""
+    chunk = 2 * GROUP
+    for rows in (1, GROUP - 1, GROUP, chunk - 1, chunk, chunk + 1, 2 * chunk + GROUP + 3):
+        x, chunks = normal((rows, 70)), metile.cdiv(rows, chunk)
+        made = reduce_columns[2, chunks](
+            x, metile.empty((chunks, 70), mx.float32), rows, 70, rows // GROUP, 2, 1.0,
+            OPERATION="sum", BLOCK=64,
+        )  # fmt: skip
+        wide = exact(x)
+        parts = [wide[start : start + chunk].sum(axis=0) for start in range(0, rows, chunk)]
+        near(made, np.stack(parts), rows, 8)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_sum_of_negative_zeros_is_zero(axis: int) -> None:
+    """What fills a block counts for nothing, the sign of a zero neither: MLX's sum has it so."""
+    for shape in ((3, 5), (GROUP, 40), (GROUP + 1, 300)):
+        x = mx.full(shape, -0.0)
+        assert same_bits(REDUCE[axis](x, "sum", backend="cpu"), mx.sum(x, axis=axis))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -183,7 +196,7 @@ def test_k7_every_element_is_provably_stored() -> None:
     for dispatch in (
         reduce_rows[3].prepare(x, metile.empty(3, mx.float32), 70, OPERATION="sum"),
         reduce_columns[1, 2].prepare(
-            x, metile.empty((2, 70), mx.float32), 3, 70, 2, 1.0, OPERATION="sum"
+            x, metile.empty((2, 70), mx.float32), 3, 70, 0, 0, 1.0, OPERATION="sum"
         ),
         extreme_rows_gradient[3].prepare(x, row, row, out, 70),
         extreme_columns_gradient[1].prepare(x, column, column, out, 3, 70),

@@ -168,13 +168,14 @@ def of_activations(x: mx.array, c: mx.array) -> Iterator[Pair]:
 
 def of_reductions(x: mx.array, c: mx.array) -> Iterator[Pair]:
     (rows, width), grid = x.shape, metile.cdiv(x.shape[1], 256)
+    groups = (rows // reductions.GROUP,) * 2
     # Few different numbers, so that several are the largest.
     coarse = mx.round(x)
     for operation in ("sum", "mean", "max", "min"):
         along, down = (reductions.reduce_reference(x, operation, axis) for axis in (1, 0))
         yield reductions.reduce_rows[rows](x, out(rows), width, OPERATION=operation), along
         made = reductions.reduce_columns[grid, 1](
-            x, out(1, width), rows, width, rows, float(rows), OPERATION=operation
+            x, out(1, width), rows, width, *groups, float(rows), OPERATION=operation
         )
         yield made[0], down
         if operation != "max" or x.dtype != mx.float32:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx import nn
 
 import metile_mlx as metile
+from metile_mlx.nn.layouts import heads_together
 from metile_mlx.runtime.export import primitives
 from tests.support.functions import close, normal
 from tests.support.public import compilations, same_bits
@@ -55,6 +57,26 @@ def test_any_shape_on_every_backend(backend: str) -> None:
     for options in OPTIONS[::3]:
         x, every = normal((2, 3, 4, 12)), {**DEFAULT, **options}
         close(metile.rope(x, 8, **every), mx.fast.rope(x, 8, **every), 2e-5)
+
+
+@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[1], OPTIONS[6]])
+def test_f51_heads_have_the_same_bits_in_any_company(options: dict[str, Any]) -> None:
+    """Arrays of one offset are turned together, those of several each for itself."""
+    every = {**DEFAULT, "offset": 5, **options}
+    for shape in ((1, 1, 1, 8), (3, 1, 5, 8), (2, 17, 3, 10), (5, 7, 1, 66)):
+        x = normal(shape, mx.bfloat16)
+        made = metile.rope(x, 8, **every)
+        each = {**every, "offset": mx.full(shape[0], 5, mx.int32)}
+        assert same_bits(made, metile.rope(x, 8, **each))
+        alone = [metile.rope(x[i : i + 1, j : j + 1], 8, **every) for i, j in np.ndindex(shape[:2])]
+        assert same_bits(made, mx.concatenate(alone).reshape(shape))
+
+
+def test_heads_of_a_program_divide_them() -> None:
+    """On a CPU as near to 16 as there are any; of a prime number all or, of many, one."""
+    wanted = {1: 1, 8: 8, 16: 16, 32: 16, 34: 17, 71: 71, 142: 71, 257: 1, 2048: 16}
+    assert {heads: heads_together("cpu", heads) for heads in wanted} == wanted
+    assert all(heads % heads_together("metal", heads) == 0 for heads in wanted)
 
 
 def test_f10_f12_views_and_empty_arrays() -> None:
