@@ -66,6 +66,12 @@ class Summary:
             "samples": self.samples,
         }
 
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Summary:
+        """What `to_dict` gave."""
+        times = (given[f"{name}_s"] for name in ("median", "q1", "q3", "least"))
+        return cls(*times, given["samples"])
+
 
 @dataclass(frozen=True)
 class Goal:

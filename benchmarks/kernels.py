@@ -1,21 +1,24 @@
 """The kernel library on the backend at hand, each function beside MLX and a plain copy.
 
-    python -m benchmarks.kernels [--quick] [--only NAMES] [--output-json FILE] [--chart FILE]
-                                 [--strict]
+    python -m benchmarks.kernels [--quick] [--only NAMES] [--widths NUMBERS] [--output-json FILE]
+                                 [--add] [--chart FILE] [--strict]
 
 Arms, in one process, alternating: the library's function; the MLX op of the same name, or what one
 writes where there is none; the same as a graph given to `mx.compile`; and a copy of the rows by a
 kernel. Every arm is checked against float64 before any is timed. `of memory` is the time that the
 function's bytes, read and written once, take at the copy's rate, as a share of the function's time:
 near 1, nothing but memory limits it. `benchmarks/kernels_cases.py` has the functions.
+
+With `--add` a full run can be made in pieces: what the file has of other cases stays in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +64,7 @@ class Measured:
     Attributes:
         bytes: that the function reads and writes.
         copied: that the copy does.
+        source: when it was measured, and the revision.
     """
 
     name: str
@@ -68,6 +72,7 @@ class Measured:
     times: dict[str, Summary]
     bytes: int
     copied: int
+    source: tuple[str, str] = ("", "")
 
     @property
     def title(self) -> str:
@@ -83,6 +88,34 @@ class Measured:
     def of_memory(self) -> float:
         """The copy's rate over ours: at 1 both move as many bytes a second."""
         return ratio(self.times, COPY, OURS) * self.bytes / self.copied
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the JSON file."""
+        date, revision = self.source
+        return {
+            "function": self.name,
+            **vars(self.case),
+            "date": date,
+            "revision": revision,
+            "checked": "each arm against float64",
+            "arms": {name: summary.to_dict() for name, summary in self.times.items()},
+            "times_as_fast_as": {n: ratio(self.times, n, OURS) for n in (MLX, GRAPH, COPY)},
+            "bytes": self.bytes,
+            "copied": self.copied,
+            "of_memory": self.of_memory,
+        }
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> Measured:
+        """What `to_dict` gave."""
+        return cls(
+            given["function"],
+            Case(given["dtype"], given["width"], given["rows"]),
+            {name: Summary.from_dict(arm) for name, arm in given["arms"].items()},
+            given["bytes"],
+            given["copied"],
+            (given["date"], given["revision"]),
+        )
 
     def goal(self) -> Goal:
         """A third or an eighth of MLX's time; or, where memory is the limit, what it allows."""
@@ -182,20 +215,25 @@ def content(found: dict[str, Any], measured: Sequence[Measured], quick: bool) ->
         "benchmark": "kernels",
         "quick": quick,
         "environment": found,
-        "cases": [
-            {
-                "function": each.name,
-                **vars(each.case),
-                "checked": "each arm against float64",
-                "arms": {name: summary.to_dict() for name, summary in each.times.items()},
-                "times_as_fast_as": {n: ratio(each.times, n, OURS) for n in (MLX, GRAPH, COPY)},
-                "bytes": each.bytes,
-                "of_memory": each.of_memory,
-            }
-            for each in measured
-        ],
+        "cases": [each.to_dict() for each in measured],
         "goals": [each.goal().to_dict() for each in measured],
     }
+
+
+def with_earlier(path: Path, measured: Sequence[Measured]) -> list[Measured]:
+    """What a file has of other functions and cases, and these, in the order of the tables."""
+    every = {(each.name, each.case): each for each in measured}
+    if path.exists():
+        for given in json.loads(path.read_text(encoding="utf-8"))["cases"]:
+            earlier = Measured.from_dict(given)
+            every.setdefault((earlier.name, earlier.case), earlier)
+    names, dtypes = list(OPERATIONS), list(DTYPES)
+
+    def place(each: Measured) -> tuple[int, ...]:
+        case = each.case
+        return names.index(each.name), dtypes.index(case.dtype), case.width, case.rows
+
+    return sorted(every.values(), key=place)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -205,7 +243,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--only", metavar="NAMES", help=f"functions, separated by commas: {', '.join(OPERATIONS)}"
     )
+    parser.add_argument("--widths", metavar="NUMBERS", help="of the rows, separated by commas")
     parser.add_argument("--output-json", type=Path, help="write the results to this file")
+    parser.add_argument("--add", action="store_true", help="and keep what else the file has")
     parser.add_argument("--chart", type=Path, help="draw the results to this file (.png, .svg)")
     parser.add_argument("--strict", action="store_true", help="exit status 1 for a missed target")
     options = parser.parse_args(argv)
@@ -213,6 +253,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     unknown = [name for name in options.names if name not in OPERATIONS]
     if unknown:
         parser.error(f"--only {unknown[0]}: expected some of {', '.join(OPERATIONS)}")
+    options.plan = QUICK if options.quick else FULL
+    if options.widths is not None:
+        numbers = options.widths.split(",")
+        if not all(number.isdecimal() and int(number) > 1 for number in numbers):
+            parser.error(f"--widths {options.widths}: expected numbers of 2 and more")
+        options.plan = replace(options.plan, widths=tuple(map(int, numbers)))
+    if options.add and options.output_json is None:
+        parser.error("--add: expected --output-json, the file to add to")
     return options
 
 
@@ -222,19 +270,21 @@ def main(argv: Sequence[str]) -> int:
     found = environment()
     found["allocator"] = keep_freed_memory()
     print(device_line(found), flush=True)
-    plan = QUICK if options.quick else FULL
+    source = found["date"], found["revision"]
     measured: list[Measured] = []
     try:
         for name in options.names:
             operation = OPERATIONS[name]
-            for case in plan.cases():
-                measured.append(run_case(name, operation, case, plan.rounds))
+            for case in options.plan.cases():
+                made = run_case(name, operation, case, options.plan.rounds)
+                measured.append(replace(made, source=source))
         table(measured)
+        every = with_earlier(options.output_json, measured) if options.add else measured
         if options.output_json is not None:
-            write_json(options.output_json, content(found, measured, options.quick))
+            write_json(options.output_json, content(found, every, options.quick))
             print(f"results: {options.output_json}")
         if options.chart is not None:
-            chart(options.chart, measured, f"Kernels against MLX: {device_line(found)}")
+            chart(options.chart, every, f"Kernels against MLX: {device_line(found)}")
             print(f"chart: {options.chart}")
     except (WrongResult, metile.MetileError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)

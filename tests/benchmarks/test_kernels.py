@@ -100,6 +100,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "SECONDS_PER_RUN", 1e-5)
     monkeypatch.setattr(kernels, "keep_freed_memory", lambda: "untouched")
     found = {"doctor": {"missing": "not asked"}, "system": "test", "cores": 1}
+    found.update(date="today", revision="this")
     monkeypatch.setattr(kernels, "environment", lambda: dict(found))
 
 
@@ -122,6 +123,23 @@ def test_files_say_what_was_measured(
     assert shown.count("time / time of") == 3
 
 
+def test_a_run_in_pieces_is_one_file(small: None, tmp_path: Path) -> None:
+    """A case that is measured again takes the place of the earlier one; the others stay."""
+    path = tmp_path / "made.json"
+    for only, widths in (("top1", "40"), ("rms_norm", "33,2"), ("top1", "40")):
+        argv = ["--quick", "--only", only, "--widths", widths, "--output-json", str(path), "--add"]
+        before = path.read_text(encoding="utf-8") if path.exists() else '{"cases": []}'
+        assert kernels.main(argv) == 0
+    earlier, content = (json.loads(t)["cases"] for t in (before, path.read_text(encoding="utf-8")))
+    assert [(c["function"], c["dtype"], c["width"]) for c in content] == [
+        *(("rms_norm", dtype, width) for dtype in DTYPES for width in (2, 33)),
+        *(("top1", dtype, 40) for dtype in DTYPES),
+    ]
+    assert content[:6] == earlier[:6]
+    assert all(new != old for new, old in zip(content[6:], earlier[6:], strict=True))
+    assert [Measured.from_dict(case).to_dict() for case in content] == content
+
+
 def test_a_wrong_arm_ends_the_run_before_anything_is_timed(
     small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,3 +158,19 @@ def test_only_known_functions_are_asked_for(capsys: pytest.CaptureFixture[str]) 
         kernels.parse(["--only", "rms_norm,nothing"])
     assert "--only nothing: expected some of rms_norm" in capsys.readouterr().err
     assert kernels.parse(["--only", "rms_norm"]).names == ["rms_norm"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (["--widths", "64,x"], "--widths 64,x: expected numbers of 2 and more"),
+        (["--widths", "1"], "--widths 1: expected numbers of 2 and more"),
+        (["--add"], "--add: expected --output-json"),
+    ],
+)
+def test_options_that_mean_nothing(
+    argv: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        kernels.parse(argv)
+    assert part in capsys.readouterr().err
