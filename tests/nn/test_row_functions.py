@@ -5,7 +5,6 @@ A function is a line of FUNCTIONS; what is special to a family stands in its own
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ import metile_mlx as metile
 from metile_mlx.runtime.export import primitives
 from tests.support.functions import close
 from tests.support.profile import count
-from tests.support.public import compilations, same_bits
+from tests.support.public import same_bits
 from tests.support.rounding import exact
 from tests.support.rows import DTYPES, normal
 
@@ -267,35 +266,6 @@ def test_x2_an_export_holds_kernels_and_nothing_to_take_their_place(name: str) -
     names = primitives(function.ours, *function.arguments((4, 64), mx.float16, 0))
     assert "CustomKernel" in names
     assert {"CustomTransforms", "Exp", "Softmax", "LogSumExp", "Reduce"}.isdisjoint(names)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_f04_a_new_row_count_or_width_compiles_nothing(name: str) -> None:
-    """Nor does its gradient."""
-    function = FUNCTIONS[name]
-
-    def both(shape: tuple[int, ...]) -> None:
-        arguments = function.arguments(shape, mx.float32, 0)
-        mx.eval(function.ours(*arguments), gradient(function.ours)(*arguments))
-
-    both((3, 5))
-    with compilations() as found:
-        for shape in itertools.product((1, 4, 1000), (2, 8, 1025)):
-            both(shape)
-    assert found == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_f04_one_registration_for_many_calls_of_three_shapes(name: str) -> None:
-    function = FUNCTIONS[name]
-    cases = [function.arguments(shape, mx.bfloat16, 0) for shape in ((1, 7), (5, 32), (2, 3, 9))]
-    with compilations() as found:
-        for number in range(count(ci=60, full=10_000)):
-            made = function.ours(*cases[number % 3])
-            if number % 100 == 0:
-                mx.eval(made)
-        mx.eval(made)
-    assert len(found) == len(set(found))
 
 
 @pytest.mark.parametrize("name", NAMES)
