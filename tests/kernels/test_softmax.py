@@ -7,7 +7,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import metile_mlx as metile
 from metile_kernels.softmax import log_softmax_gradient, softmax, softmax_gradient
@@ -15,23 +14,19 @@ from metile_mlx import emulator
 from tests.support.profile import count
 from tests.support.public import compilations, same_bits
 from tests.support.rounding import exact
-from tests.support.rows import DTYPES, INF, NAN, SMALL_WIDTHS, WIDTHS, near, normal
+from tests.support.rows import (
+    DTYPES,
+    INF,
+    NAN,
+    SMALL_WIDTHS,
+    WIDTHS,
+    check_softmax,
+    near,
+    normal,
+    softmax64,
+)
 
 BACKENDS = ("cpu", "reference", pytest.param("emulator", marks=pytest.mark.emulator))
-
-
-def softmax64(x: mx.array) -> NDArray[np.float64]:
-    wide = exact(x)
-    powers = np.exp(wide - wide.max(axis=1, keepdims=True))
-    made: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
-    return made
-
-
-def log_softmax64(x: mx.array) -> NDArray[np.float64]:
-    wide = exact(x)
-    shifted = wide - wide.max(axis=1, keepdims=True)
-    made: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return made
 
 
 def run(x: mx.array, **options: Any) -> mx.array:
@@ -40,11 +35,7 @@ def run(x: mx.array, **options: Any) -> mx.array:
 
 
 def check_both(x: mx.array, what: object, **options: Any) -> None:
-    expected, logarithm = softmax64(x), log_softmax64(x)
-    # The exponent is a rounded difference.
-    distance = exact(x).max(axis=1, keepdims=True) - exact(x)
-    near(run(x, **options), expected, what, expected * (4 + distance), 2.0**-23)
-    near(run(x, LOG=True, **options), logarithm, what, 1 + np.abs(logarithm))
+    check_softmax(x, run(x, **options), run(x, LOG=True, **options), what)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

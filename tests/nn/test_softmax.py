@@ -9,7 +9,7 @@ from mlx import nn
 import metile_mlx as metile
 from metile_mlx.runtime.export import primitives
 from tests.support.functions import close
-from tests.support.rows import DTYPES, INF, NAN, normal
+from tests.support.rows import DTYPES, INF, NAN, WIDTHS, check_softmax, normal
 
 BOTH = pytest.mark.parametrize("function", [metile.softmax, metile.log_softmax])
 
@@ -41,6 +41,17 @@ def test_f24_the_gradient_of_a_masked_row_is_a_number(
     made = mx.grad(logarithms)(masked)
     expected = finite - mx.softmax(masked, axis=-1) * finite.sum(axis=-1, keepdims=True)
     assert mx.allclose(made, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_b2_every_width_and_dtype(dtype: mx.Dtype) -> None:
+    """1 to 151,936 elements a row, of both signs; a row of views too."""
+    for width in WIDTHS:
+        x = normal((3, width), dtype, width, 3)
+        for rows in (x, mx.repeat(x, 2, axis=1)[1:, ::2]):
+            made, logarithm = metile.softmax(rows), metile.log_softmax(rows)
+            assert made.dtype == logarithm.dtype == dtype
+            check_softmax(rows, made, logarithm, width)
 
 
 @BOTH

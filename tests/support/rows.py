@@ -42,3 +42,27 @@ def near(
     allowed = part * np.abs(scale) + 1.01 * unit * np.abs(expected) + smallest
     worst = (np.abs(exact(found) - expected) / allowed).max(initial=0)
     assert worst <= 1, (what, f"{worst} times what is allowed")
+
+
+def softmax64(x: mx.array) -> NDArray[np.float64]:
+    """Of the rows of a matrix."""
+    wide = exact(x)
+    powers = np.exp(wide - wide.max(axis=1, keepdims=True))
+    made: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
+    return made
+
+
+def log_softmax64(x: mx.array) -> NDArray[np.float64]:
+    """Of the rows of a matrix."""
+    wide = exact(x)
+    shifted = wide - wide.max(axis=1, keepdims=True)
+    made: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return made
+
+
+def check_softmax(x: mx.array, made: mx.array, logarithm: mx.array, what: object) -> None:
+    """Both of the rows of a matrix are right, but for an exponent that is a rounded difference."""
+    expected, wanted = softmax64(x), log_softmax64(x)
+    distance = exact(x).max(axis=1, keepdims=True) - exact(x)
+    near(made, expected, what, expected * (4 + distance), 2.0**-23)
+    near(logarithm, wanted, what, 1 + np.abs(wanted))
