@@ -105,7 +105,17 @@ METILE_FN uint metile_groups_of(uint lanes) {
   return (blockDim.x * blockDim.y * blockDim.z + lanes - 1u) / lanes;
 }
 
-// Lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4.
+// Two neighbours of a row in each lane, in the order that kernels assume of Metal's
+// thread_elements() (layout/fragments.py).
+METILE_FN uint metile_matrix_row(uint lane) {
+  return lane / 16u * 4u + lane / 2u % 4u;
+}
+METILE_FN uint metile_matrix_column(uint lane) {
+  return lane / 8u % 2u * 4u + lane % 2u * 2u;
+}
+METILE_FN ushort metile_matrix_lane(uint row, uint column) {
+  return ushort(row / 4u * 16u + row % 4u * 2u + column / 4u * 8u + column / 2u % 2u);
+}
 template <class T, int ROWS, int COLUMNS>
 struct simdgroup_matrix {
   static_assert(ROWS == 8 && COLUMNS == 8, "8 by 8");
@@ -129,7 +139,7 @@ struct ulong2 {
   METILE_FN ulong2(ulong a, ulong b) : x(a), y(b) {}
 };
 METILE_FN ulong metile_matrix_place(int i, ulong stride, ulong2 origin, bool transposed) {
-  ulong row = metile_lane() / 4u, column = 2u * (metile_lane() % 4u) + i;
+  ulong row = metile_matrix_row(metile_lane()), column = metile_matrix_column(metile_lane()) + i;
   return transposed ? (origin.y + column) * stride + origin.x + row
                     : (origin.y + row) * stride + origin.x + column;
 }
@@ -160,13 +170,13 @@ METILE_FN void simdgroup_multiply_accumulate(
     simdgroup_matrix<A, 8, 8> a,
     simdgroup_matrix<B, 8, 8> b,
     simdgroup_matrix<C, 8, 8> c) {
-  uint row = metile_lane() / 4u, pair = metile_lane() % 4u;
+  uint row = metile_matrix_row(metile_lane()), column = metile_matrix_column(metile_lane());
   float sum[2] = {static_cast<float>(c.held[0]), static_cast<float>(c.held[1])};
 #pragma unroll
   for (uint k = 0; k < 8; ++k) {
-    float left = static_cast<float>(simd_shuffle(a.held[k % 2], ushort(row * 4u + k / 2)));
+    float left = static_cast<float>(simd_shuffle(a.held[k % 2], metile_matrix_lane(row, k)));
     for (int i = 0; i < 2; ++i) {
-      float right = static_cast<float>(simd_shuffle(b.held[i], ushort(k * 4u + pair)));
+      float right = static_cast<float>(simd_shuffle(b.held[i], metile_matrix_lane(k, column)));
       sum[i] = __fmaf_rn(left, right, sum[i]);
     }
   }
