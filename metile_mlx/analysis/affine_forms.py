@@ -19,6 +19,7 @@ from metile_mlx.dtypes import DType, i32, u32
 from metile_mlx.ir.arith import BinaryKind, UnaryKind
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.loops import For
+from metile_mlx.ir.matrix import Coordinate
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.tile import (
     Arange,
@@ -132,6 +133,10 @@ def _arange(op: Arange, forms: Mapping[Value, Form]) -> Form:
     return _make(i32, part, list(start.coefficients))
 
 
+def _coordinate(op: Coordinate, forms: Mapping[Value, Form]) -> Form:
+    return _make(i32, np.indices(op.shape)[op.axis].reshape(-1))
+
+
 def _forward(op: Splat | Reshape | Convert, forms: Mapping[Value, Form]) -> Form:
     return forms[op.src]
 
@@ -219,6 +224,7 @@ _RULES: dict[type[Op], Callable[[Any, Mapping[Value, Form]], Form]] = {
     NumPrograms: _num_programs,
     Load: _load,
     Arange: _arange,
+    Coordinate: _coordinate,
     Splat: _forward,
     Reshape: _forward,
     Convert: _forward,

@@ -15,6 +15,7 @@ from metile_mlx.ir.arith import CombineKind
 from metile_mlx.ir.core import Func, Op, Value, definitions, walk
 from metile_mlx.ir.lanes import Shared
 from metile_mlx.ir.loops import For
+from metile_mlx.ir.matrix import Dot
 
 
 def check_fills(func: Func) -> None:
@@ -56,7 +57,7 @@ def _refuse(item: tile.Reduce, load: tile.Load) -> None:
 
 
 def _loads(value: Value, made_by: Mapping[Value, Op]) -> Iterator[tile.Load]:
-    """The loads whose elements go into `value`; what a sum gives is a number of its own."""
+    """The loads whose elements go into `value`; a sum or product gives numbers of its own."""
     seen: set[Value] = set()
     pending = [value]
     while pending:
@@ -74,6 +75,8 @@ def _loads(value: Value, made_by: Mapping[Value, Op]) -> Iterator[tile.Load]:
                 yield item
             case tile.Reduce(kind=CombineKind.SUM):
                 pass
+            case Dot():
+                pending.append(item.acc)
             case tile.If():
                 at = item.results.index(value)
                 pending += [block.ops[-1].operands()[at] for block in item.blocks()]

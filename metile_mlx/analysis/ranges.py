@@ -83,15 +83,17 @@ class Ranges:
     def enter(self, item: Op) -> None:
         """Work out what the blocks of `item` bind, before the ops in them.
 
-        The index of a loop lies between its bounds; a carried value can be anything. An iteration
-        shows that the end lies behind the start.
+        The index of a loop lies between its bounds, and whole steps from its start; a carried value
+        can be anything. An iteration shows that the end lies behind the start.
         """
         if self._propagate and isinstance(item, Loop):
-            start, end = self.of(item.start), self.of(item.end)
+            start, end, step = (self.of(value) for value in (item.start, item.end, item.step))
             last = max(start.lo, end.hi - 1)
-            self._known[item.index] = Interval(start.lo, last)
             self._outside.append(end)
             self._known[item.end] = Interval(max(end.lo, start.lo + 1), last + 1)
+            if start.point is not None and step.point is not None and step.point > 0:
+                last -= (last - start.lo) % step.point
+            self._known[item.index] = Interval(start.lo, last)
 
     def leave(self, item: Op) -> None:
         """Forget what only the blocks of `item` could know."""

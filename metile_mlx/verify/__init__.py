@@ -18,6 +18,7 @@ from metile_mlx.verify.grouping import check_grouping
 from metile_mlx.verify.kept import check_kept, holds_registers
 from metile_mlx.verify.order import check_order
 from metile_mlx.verify.ownership import check_ownership
+from metile_mlx.verify.products import check_products
 from metile_mlx.verify.reductions import check_planned_reductions, check_reductions
 from metile_mlx.verify.resources import check_resources
 from metile_mlx.verify.simplification import check_simplification
@@ -80,6 +81,8 @@ def examine(
             *check_axis_reductions(func, before),
         ]
         found["grouping"] = check_grouping(func, before)
+        if before is not None and not is_threaded(before):
+            found["products"] = check_products(func, before)
     if stage >= Stage.PLANNED:
         found["convergence"] = check_convergence(func, before)
         found["order"] = check_order(func)

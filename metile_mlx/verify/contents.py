@@ -67,16 +67,21 @@ class PlannedContents:
             self.held[value] = np.stack(made)
         return self.held[value]
 
+    def lying_in(self, buffer: Value) -> Indices:
+        """What each element of a scratch holds; tiles of several sizes may lie in it in turn."""
+        size = getattr(buffer.type, "elements", 0)
+        return self.memory.setdefault(buffer, np.full(size, NOTHING))
+
     def record(self, item: Op) -> None:
         """Follow one move."""
         threads = np.arange(self.threads)
         match item:
             case planned.ScratchStore():
-                memory = self.memory.setdefault(item.buffer, np.full(item.slots.size, NOTHING))
+                memory = self.lying_in(item.buffer)
                 for register, at in rows(item.slots, item.registers, self.threads):
                     memory[at - item.skip] = self.of(item.value)[register]
             case planned.ScratchLoad():
-                memory = self.memory.get(item.buffer, np.full(item.slots.size, NOTHING))
+                memory = self.lying_in(item.buffer)
                 shape = (planned.held(item.result).registers, self.threads)
                 loaded: Indices = np.full(shape, NOTHING)
                 if item.base is not None:

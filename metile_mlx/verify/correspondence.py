@@ -15,6 +15,7 @@ from metile_mlx.ir import metal, planned, tile
 from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Func, Op, Value, walk
 from metile_mlx.ir.lanes import RAW
+from metile_mlx.ir.matrix import BlockMultiply, Dot, FragmentMultiply
 from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.layout.affine import Indices
@@ -183,6 +184,8 @@ def _thread_uses(func: Func, contents: ThreadContents) -> Iterator[Sent]:
     for item in func.body.ops:
         if type(item) in _THREAD_MOVES or contents.is_choice(item) or item in stated:
             continue
+        if isinstance(item, _PRODUCTS):
+            continue
         for value in item.operands():
             if contents.has_moved(value):
                 yield item, contents.held[value]
@@ -199,7 +202,8 @@ def check_uses(
 
     Each op of that one uses what its operands hold in register 0, then 1, and so on, and so do the
     ops it has become. An operand stands for what it was computed from, too: an op that changes
-    nothing is not there any more. Programs with branches are left out.
+    nothing is not there any more. Programs with branches are left out, and products: they use many
+    registers at once (verify/products.py).
     """
     if any(item.blocks() for item in before.body.ops):
         return []
@@ -231,6 +235,7 @@ _RENAMES = frozenset({tile.Cast, tile.Bitcast, tile.Reshape, Permute})
 _THREAD_MOVES = frozenset({
     metal.ThreadgroupStore, metal.ThreadgroupLoad, metal.Shuffle, metal.Cast, metal.Bitcast,
 })  # fmt: skip
+_PRODUCTS = (FragmentMultiply, BlockMultiply)
 
 
 def _planned_uses(
@@ -253,7 +258,7 @@ def _planned_uses(
                 same = parts[0] if parts and type(item) in _RENAMES else [frozenset()] * len(keys)
                 moved[value] = [a or b for a, b in zip(known, same, strict=True)]
             continue
-        if not parts:
+        if not parts or isinstance(item, Dot):
             continue
         used = [frozenset[bytes]().union(*row) for row in zip(*parts, strict=True)]
         groups += used

@@ -13,6 +13,12 @@ from metile_mlx.target import SIMD_WIDTH
 from metile_mlx.verify import numbers
 from metile_mlx.verify.numbers import Numbers
 
+_LANE = np.arange(SIMD_WIDTH)
+LANE_ROW = _LANE // 16 * 4 + _LANE // 2 % 4
+"""The row of an 8 by 8 matrix of which each lane holds two neighbours."""
+LANE_COLUMN = _LANE // 8 % 2 * 4 + _LANE % 2 * 2
+"""The column of the first of these (SPEC K6; layout/fragments.py names the source)."""
+
 
 def coordinates(shape: tuple[int, ...], axis: int) -> Numbers:
     """Where each element of a tile stands along an axis."""
@@ -33,23 +39,20 @@ def product(a: Numbers, b: Numbers, acc: Numbers, shape: tuple[int, int, int]) -
 def fragments(a: Numbers, b: Numbers, acc: Numbers) -> Sequence[Numbers]:
     """Products of 8 by 8 matrices of each simdgroup, in trials x 2 values x threads.
 
-    A lane holds two neighbours of row (lane / 16) * 4 + lane / 2 % 4, from column
-    lane / 8 % 2 * 4 + lane % 2 * 2 on: what Metal's simdgroup_matrix does (layout/fragments.py).
+    What Metal's simdgroup_matrix does, by LANE_ROW and LANE_COLUMN.
     """
-    lane = np.arange(SIMD_WIDTH)
-    row, column = lane // 16 * 4 + lane // 2 % 4, lane // 8 % 2 * 4 + lane % 2 * 2
 
     def matrices(held: Numbers) -> Numbers:
         lanes = held.reshape(held.shape[0], 2, -1, SIMD_WIDTH)
         found = np.empty((held.shape[0], lanes.shape[2], EDGE, EDGE), held.dtype)
         for at in range(2):
-            found[:, :, row, column + at] = lanes[:, at]
+            found[:, :, LANE_ROW, LANE_COLUMN + at] = lanes[:, at]
         return found
 
     left, right, total = (matrices(held) for held in (a, b, acc))
     for k in range(EDGE):
         total = _step(left[..., k : k + 1], right[..., k : k + 1, :], total)
-    return [total[:, :, row, column + at].reshape(len(total), -1) for at in range(2)]
+    return [total[:, :, LANE_ROW, LANE_COLUMN + at].reshape(len(total), -1) for at in range(2)]
 
 
 def _step(left: Numbers, right: Numbers, total: Numbers) -> Numbers:

@@ -9,10 +9,10 @@ from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.planned import Choose, ScratchLoad, Shuffle
 from metile_mlx.ir.tile import Convert
 from metile_mlx.ir.types import ScalarType, SlotsType, TileType
-from metile_mlx.layout.fragments import product_of
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.target import MAX_THREADS, SIMD_WIDTH
 from metile_mlx.verify.findings import Finding
+from metile_mlx.verify.products import product_fault
 
 # The ops whose purpose is that the result has other owners than the operand, element for element.
 _MOVES = (Convert, Permute, Shuffle, Choose, ScratchLoad, Operand)
@@ -87,7 +87,7 @@ def _agreement(item: Op, threads: int) -> str:
     if isinstance(item, _MOVES):
         return ""
     if isinstance(item, Dot):
-        return _product(item, threads)
+        return product_fault(item, threads)
     tiles = [v for v in (*item.operands(), *item.results) if isinstance(v.type, TileType)]
     for other in tiles[1:]:
         if _layout(other) != _layout(tiles[0]):
@@ -95,22 +95,6 @@ def _agreement(item: Op, threads: int) -> str:
                 f"{tiles[0]!r} and {other!r} have different owners in one op, expected one layout"
             )
     return ""
-
-
-def _product(item: Dot, threads: int) -> str:
-    """Expected: fragments as simdgroups multiply them, or all tiles in order (ir/matrix.py)."""
-    owners = tuple(map(_layout, (item.a, item.b, item.acc)))
-    tiles = (item.a.type, item.b.type, item.acc.type)
-    in_order = tuple(
-        ThreadLayout.identity(t.size, t.size // threads) if isinstance(t, TileType) else None
-        for t in tiles
-    )
-    if owners == in_order:
-        return ""
-    product = product_of(item.shape, threads)
-    if owners == (product.left, product.right, product.accumulator):
-        return ""
-    return f"multiplies {tiles[0]} by {tiles[1]} into {tiles[2]}, expected owners of fragments"
 
 
 def _layout(value: Value) -> object:

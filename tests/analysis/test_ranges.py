@@ -241,7 +241,7 @@ def test_literals_are_their_own_interval() -> None:
 def test_a_loop_says_nothing_of_its_index_where_only_constants_are_known(propagate: bool) -> None:
     """To count what ranges are worth, the facts of loops have to be forgotten like all others."""
     ranges, builder = Ranges(THREADS, propagate), Builder()
-    ends = [builder.add(metal.Constant(end, i32)) for end in (3, 9, 2)]
+    ends = [builder.add(metal.Constant(end, i32)) for end in (3, 9, 5)]
     for item in builder.ops:
         ranges.record(item)
     end = Value(ScalarType(i32), "n")
@@ -249,8 +249,20 @@ def test_a_loop_says_nothing_of_its_index_where_only_constants_are_known(propaga
     loop = ThreadFor(ends[0], end, ends[2], (), Block((), (index,)))
     ranges.enter(loop)
     whole = full(i32)
-    assert ranges.of(index) == (Interval(3, whole.hi - 1) if propagate else whole)
+    assert ranges.of(index) == (Interval(3, whole.hi - 4) if propagate else whole)
     assert ranges.of(end) == (Interval(4, whole.hi) if propagate else whole)
     assert not ranges.steps_fit(loop)
     ranges.leave(loop)
     assert ranges.of(end) == whole
+
+
+def test_a_loop_takes_whole_steps_from_its_start() -> None:
+    """K in tiles of 16: every element of the last one is below K, if K is a multiple of 16."""
+    for start, end, step, last in ((0, 64, 16, 48), (0, 65, 16, 64), (3, 10, 7, 3), (5, 5, 2, 5)):
+        ranges, builder = Ranges(THREADS), Builder()
+        bounds = [builder.add(metal.Constant(number, i32)) for number in (start, end, step)]
+        for item in builder.ops:
+            ranges.record(item)
+        index = Value(ScalarType(i32), "k")
+        ranges.enter(ThreadFor(bounds[0], bounds[1], bounds[2], (), Block((), (index,))))
+        assert ranges.of(index) == (start, last)
