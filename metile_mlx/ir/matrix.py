@@ -99,7 +99,9 @@ class Dot(Op):
             allowed = ", ".join(map(str, OPERANDS))
             raise CompileError(
                 f"[dot] a is {dtypes[0]} and b is {dtypes[1]}, expected one dtype of {allowed}",
-                hint="cast one of them: metile.cast(b, metile.f16)",
+                hint=f"cast one of them: metile.cast(b, metile.{dtypes[0]})"
+                if dtypes[0] in OPERANDS
+                else "cast both: metile.cast(a, metile.f32)",
             )
         if element(self.acc) != f32:
             raise CompileError(
@@ -113,14 +115,18 @@ def _matrix(value: Value, name: str) -> tuple[int, int]:
     if len(shape) != 2:
         raise CompileError(
             f"[dot] {name} is {value.type}, expected a tile of two dimensions",
-            hint="load it with metile.tile_load(tensor, (row, column), (rows, columns))",
+            hint="start with metile.zeros((M, N), metile.f32)"
+            if name == "acc"
+            else "load it with metile.tile_load(tensor, (row, column), (rows, columns))",
         )
     for extent in shape:
         if not EDGE <= extent <= MAX_EDGE or extent & (extent - 1):
             raise CompileError(
                 f"[dot] {name} is {shape[0]} x {shape[1]}, expected powers of two from {EDGE} to "
                 f"{MAX_EDGE}",
-                hint="use a larger tile; what is outside the tensor's bounds is loaded as 0",
+                hint=f"use tiles of at most {MAX_EDGE}, and more programs or steps of K"
+                if extent > MAX_EDGE
+                else "use a larger tile; what is outside the tensor's bounds is loaded as 0",
             )
     return (shape[0], shape[1])
 

@@ -18,6 +18,9 @@ from metile_mlx.ir.matrix import Coordinate, Dot
 from metile_mlx.ir.types import ScalarType, TensorType, TileType
 
 
+_LOAD = "load one with metile.tile_load(tensor, (row, column), (rows, columns))"
+
+
 def dot(a: Tile, b: Tile, acc: Tile | None = None) -> Tile:
     """acc + a @ b: the product of two matrices, accumulated in f32 (SPEC K6, P4).
 
@@ -72,27 +75,41 @@ def tile_store(tensor: Tensor, origin: tuple[Scalar | int, ...], value: Tile) ->
 
 @rule(dot)
 def _dot(build: Build, a: object, b: object, acc: object) -> Value:
-    left, right = _tile(build, a, "a"), _tile(build, b, "b")
+    left, right = _tile(build, a, "a", _LOAD), _tile(build, b, "b", _LOAD)
     if acc is None:
         shape = (_shape(left)[0], _shape(right)[-1])
         start = build.add(tile.Splat(build.constant(0, f32), shape), "zeros")
     else:
-        start = _tile(build, acc, "acc")
+        start = _tile(build, acc, "acc", "start with metile.zeros((M, N), metile.f32)")
     try:
         return build.add(Dot(left, right, start), suffix(start, "dot"))
     except CompileError as error:
-        raise build.error(error.message.removeprefix("[dot] "), None, error.hint) from None
+        message = error.message.removeprefix("[dot] ")
+        argument = None if " and b " in message else message.partition(" ")[0]
+        raise build.error(message, argument, error.hint) from None
 
 
 @rule(tile_load)
 def _tile_load(build: Build, tensor: object, origin: object, shape: object, fill: object) -> Value:
-    view = _tensor(build, tensor)
-    return load_at(build, view, _indices(build, view, origin, shape_argument(build, shape)), fill)
+    view, extents = _tensor(build, tensor), shape_argument(build, shape)
+    if any(extent & (extent - 1) for extent in extents):
+        raise build.error(
+            f"shape is {extents}, expected powers of two",
+            "shape",
+            "use the next power of two: what is outside the tensor's bounds is loaded as fill",
+        )
+    indices = _indices(build, view, origin, extents)
+    try:
+        return load_at(build, view, indices, fill)
+    except CompileError as error:
+        if not error.message.startswith("[load] "):
+            raise
+        raise build.error(error.message.removeprefix("[load] "), "tensor", error.hint) from None
 
 
 @rule(tile_store)
 def _tile_store(build: Build, tensor: object, origin: object, value: object) -> None:
-    view, stored = _tensor(build, tensor), _tile(build, value, "value")
+    view, stored = _tensor(build, tensor), _tile(build, value, "value", _LOAD)
     store_at(build, view, _indices(build, view, origin, _shape(stored)), stored)
 
 
@@ -128,13 +145,9 @@ def _indices(
     return tuple(found)
 
 
-def _tile(build: Build, value: object, argument: str) -> Value:
+def _tile(build: Build, value: object, argument: str, hint: str) -> Value:
     if not isinstance(value, Value) or not isinstance(value.type, TileType):
-        raise build.error(
-            f"{argument} is {describe(value)}, expected a tile",
-            argument,
-            "load one with metile.tile_load(tensor, (row, column), (rows, columns))",
-        )
+        raise build.error(f"{argument} is {describe(value)}, expected a tile", argument, hint)
     return value
 
 
