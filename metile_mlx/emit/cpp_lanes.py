@@ -130,12 +130,12 @@ class CppLanes(CppValues):
         threads = segment.extent or (SIMD_WIDTH if grouped else self.func.threads)
         known = leading(self.plan.tables, varying)
         joint = self._prefixes.joint(held.masks) if known is None and not held.related else None
-        wraps = ""
+        failing, wraps = self._failing(segment, joint), ""
         if known is not None:
             known = known if grouped else min(known, threads)
             whole = f"{known}u"
         elif joint is not None:
-            whole, wraps = self._below(joint, threads, grouped)
+            whole, wraps = self._below(joint, threads, grouped, bool(failing))
         else:
             whole = self._count(tests, varying, threads, grouped)
         if grouped:
@@ -154,35 +154,44 @@ class CppLanes(CppValues):
             whole = name
         self._write_holding(segment, grouped, held, whole)
         if joint is not None:
-            self._write_rest(segment, whole, wraps, joint)
+            self._write_rest(segment, whole, wraps, failing)
         elif known != threads or tests:
             self._write_loop(segment, threads, grouped, begin=whole)
 
-    def _write_rest(self, segment: Segment, whole: str, wraps: str, joint: Conditions) -> None:
-        """The threads from the first one on where a mask fails; others may fail with it."""
-        threads = self.func.threads
+    def _failing(self, segment: Segment, joint: Conditions | None) -> frozenset[Value]:
+        """The masks that ask for all conditions: none holds behind the first thread without one."""
+        if joint is None:
+            return frozenset()
         every = set(joint)
-        fail = {mask for mask in segment.masks if every <= set(self._prefixes.of(mask) or ())}
+        return frozenset(m for m in segment.masks if every <= set(self._prefixes.of(m) or ()))
+
+    def _write_rest(
+        self, segment: Segment, whole: str, wraps: str, failing: frozenset[Value]
+    ) -> None:
+        """The threads from the first one on where a condition fails, and some masks with it."""
+        threads = self.func.threads
         if wraps:
             self._open(f"if ({wraps}) {{")
             self._write_loop(segment, threads, False, begin=whole)
             self._otherwise()
-        self.failing = frozenset(fail)
+        self.failing = failing
         if live(segment.ops, segment.kept, self.holding, self.failing):
             self._write_loop(segment, threads, False, begin=whole)
         self.failing = frozenset()
         if wraps:
             self._close()
 
-    def _below(self, joint: Conditions, threads: int, grouped: bool) -> tuple[str, str]:
+    def _below(
+        self, joint: Conditions, threads: int, grouped: bool, asks_wraps: bool
+    ) -> tuple[str, str]:
         """Two variables: in how many first threads, or lanes, all conditions hold, and whether
-        an index may wrap behind them; the second is empty where none does."""
+        an index may wrap behind them; the second is empty where none does or nobody asks."""
         prefixes = [each for each in joint if isinstance(each, Prefix)]
         uniform = [self.operand(each) for each in joint if not isinstance(each, Prefix)]
         name, wraps = self.fresh("whole"), ""
         start = f"({' & '.join(uniform)}) ? {threads}u : 0u" if uniform else f"{threads}u"
         self.line(f"uint32_t {name} = {start};")
-        if any(each.wraps for each in prefixes) and not grouped:
+        if asks_wraps and any(each.wraps for each in prefixes) and not grouped:
             wraps = self.fresh(f"{name}_wraps")
             self.line(f"bool {wraps} = false;")
         self._open("{")

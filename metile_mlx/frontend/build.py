@@ -79,6 +79,29 @@ class Tensors:
         self.loaded = {**self.loaded, **outer}
 
 
+class OwnScalars:
+    """The names of scalars that are each thread's own in an outermost loop and the loops in it.
+
+    Translated again, it has the same loops in the same order: no type decides what is translated.
+    """
+
+    def __init__(self) -> None:
+        self.is_settled = True
+        self._loops: list[set[str]] = []
+        self._at = 0
+
+    def again(self) -> None:
+        """A translation begins."""
+        self.is_settled, self._at = True, 0
+
+    def of_next(self) -> set[str]:
+        """What was found in the next loop, outer before inner."""
+        if self._at == len(self._loops):
+            self._loops.append(set())
+        self._at += 1
+        return self._loops[self._at - 1]
+
+
 class Build:
     """The state of one translation, handed to every rule as its first argument.
 
@@ -89,6 +112,7 @@ class Build:
         lazy_scalars: runtime scalars that came as MLX arrays, as loaded at entry.
         grid_extents: results of num_programs, which the host knows too.
         loops, branches: how many unrolled loops and runtime branches are open.
+        own: what is each thread's own in the runtime loops that are open; None outside of all.
         shared: declared threadgroup memory.
         sizes: scalars that no parameter is: elements of an array, by array.
         entry: what stands before everything else.
@@ -102,6 +126,7 @@ class Build:
         self.grid_extents: set[Value] = set()
         self.loops = 0
         self.branches = 0
+        self.own: OwnScalars | None = None
         self.sizes: dict[Value, Value] = {}
         self.shared: set[Value] = set()
         self.entry = Builder(loc)

@@ -1,14 +1,18 @@
 """A loop with runtime bounds: what its body carries from one iteration to the next (SPEC K5).
 
 The names a body may assign are found by syntax. One that holds a number, scalar or tile before the
-loop becomes a carried value while the body is translated, once. Afterwards it is carried if the
-body has changed it, and what it was before the loop if not.
+loop becomes a carried value while the body is translated. Afterwards it is carried if the body has
+changed it, and what it was before the loop if not.
+
+A scalar that turns out to be each thread's own is one from the start. What depends on it may be
+typed otherwise then, so the outermost loop is translated again, with all that was found in it and
+in the loops inside, until nothing more is found: once more, as a rule, however deep they nest.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,7 +101,7 @@ class Carried:
         source: Source,
         node: ast.For,
         before: Mapping[str, object],
-        own: Container[str] = (),
+        own: Iterable[str] = (),
     ) -> None:
         self._build = build
         self._line = source.line(node)
@@ -114,10 +118,8 @@ class Carried:
             if is_number(before.get(name, MISSING)):
                 init = build.number(before[name])
                 self._inits[name] = init
-                type_ = init.type
-                if name in own and isinstance(type_, ScalarType):
-                    type_ = replace(type_, uniform=False)
-                self._args[name] = Value(type_, name, build.loc)
+                self._args[name] = Value(init.type, name, build.loc)
+        self.make_own(own)
 
     def entry(self) -> dict[str, object]:
         """What the assigned names hold when an iteration starts."""
@@ -142,6 +144,16 @@ class Carried:
             and isinstance(value := left.get(name), Value)
             and value.type == replace(arg.type, uniform=False)
         }
+
+    def make_own(self, names: Iterable[str]) -> None:
+        """Carry these scalars as values of each thread's own.
+
+        A body that was translated before reads what they were: it serves to type what follows.
+        """
+        for name in names:
+            type_ = self._args[name].type
+            assert isinstance(type_, ScalarType)
+            self._args[name] = Value(replace(type_, uniform=False), name, self._build.loc)
 
     def close(
         self, bounds: TileRange, index: Value, scope: Scope, left: Mapping[str, object]

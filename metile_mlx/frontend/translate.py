@@ -15,7 +15,7 @@ from metile_mlx.analysis.fills import check_fills
 from metile_mlx.dtypes import i32
 from metile_mlx.errors import CompileError, Loc, MetileError, UnsupportedError
 from metile_mlx.frontend.branches import merge
-from metile_mlx.frontend.build import Build, Scope
+from metile_mlx.frontend.build import Build, OwnScalars, Scope
 from metile_mlx.frontend.calls import Inline
 from metile_mlx.frontend.definition import Definition
 from metile_mlx.frontend.expressions import Expressions
@@ -259,7 +259,7 @@ class Statements(Expressions):
         return Flow.RETURN if flow is Flow.RETURN else Flow.NEXT
 
     def _runtime_loop(self, node: ast.For, bounds: TileRange) -> None:
-        """A loop of the kernel itself: its body is translated until what it carries has a type."""
+        """A loop of the kernel itself: translated until what it carries has a type."""
         build, target = self.build, node.target
         if not isinstance(target, ast.Name):
             raise CompileError(
@@ -269,17 +269,22 @@ class Statements(Expressions):
             )
         index = Value(ScalarType(i32), target.id, self.loc(target))
         before, stored = dict(self.names), dict(build.tensors.stored)
-        own: set[str] = set()
+        outer = build.own
+        own = build.own = outer or OwnScalars()
         while True:
             build.loc = self.loc(node.iter)
-            carried = Carried(build, self.definition.source, node, before, own)
+            found = own.of_next()
+            carried = Carried(build, self.definition.source, node, before, found)
             scope = self._runtime_body(node, {**before, **carried.entry(), target.id: index})
-            found = carried.becoming_own(self.names)
-            if not found:
+            if more := carried.becoming_own(self.names):
+                found |= more
+                carried.make_own(more)
+                own.is_settled = False
+            if outer is not None or own.is_settled:
                 break
-            # With these as values of each thread's own the body is another one.
-            own |= found
+            own.again()
             build.tensors.stored = dict(stored)
+        build.own = outer
         build.loc = self.loc(node.iter)
         after = carried.close(bounds, index, scope, self.names)
         left = Unbound(

@@ -219,3 +219,12 @@ def test_a_store_has_no_loop_behind_its_bound() -> None:
     made = text(stored)
     assert made.count("for (uint32_t thread") == 2
     assert re.search(r"if \(whole_wraps\) \{\s*for \(uint32_t thread = whole;", made)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_two_versions_of_a_loop_are_the_same(name: str) -> None:
+    """Where no mask asks for all conditions, what wraps changes nothing (two widths)."""
+    pattern = r"^( *)if \(whole\w*_wraps\) \{\n(.*?)\n\1\} else \{\n(.*?)\n\1\}\n"
+    sides = re.findall(pattern, text(CASES[name][0]), re.S | re.M)
+    assert bool(sides) == (name == "shifted")
+    assert all(first.split() != second.split() for _, first, second in sides)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ import pytest
 import metile_mlx.frontend.language as metile
 from metile_mlx.dtypes import i32
 from metile_mlx.errors import CompileError
+from metile_mlx.frontend.build import Scope
+from metile_mlx.frontend.translate import Statements
 from metile_mlx.ir.core import walk
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.types import ScalarType
 from tests.support.filecheck import filecheck
-from tests.support.kernels import rejection, shown, tile_ir, tile_text
+from tests.support.kernels import load_module, rejection, shown, tile_ir, tile_text
 
 
 def sums(x, y, n, N: metile.constexpr = 64):
@@ -122,6 +125,65 @@ def test_a_scalar_that_becomes_each_threads_own_is_so_from_the_start() -> None:
         assert names(loop) == ["first", "second", "count"]
         own = [value.type == ScalarType(i32, uniform=False) for value in loop.carried]
         assert own == [True, True, False]
+
+
+def nest(depth: int) -> str:
+    """Loops in loops: each has a total of its own, which takes what the one inside leaves."""
+    lines = ["def k(x, n):"]
+    lines += ['    view = metile.tensor(x, shape=(n,), access="write")']
+    lines += [f"    t{level} = 0" for level in range(depth + 1)]
+    for level in range(depth):
+        lines.append("    " * (level + 1) + f"for i{level} in metile.tile_range(n):")
+    lines.append("    " * (depth + 1) + f"t{depth} += metile.thread_id()")
+    for level in reversed(range(depth)):
+        lines.append("    " * (level + 1) + f"t{level} += t{level + 1}")
+    return "\n".join([*lines, "    view.store(metile.thread_id(), t0 * 1.0)"]) + "\n"
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 6])
+def test_scalars_that_become_own_in_nested_loops_cost_one_translation_more(
+    depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each body is translated twice, at any depth; one after the other they took 2**depth."""
+    bodies = []
+    translated = Statements._runtime_body
+
+    def counted(self: Statements, node: ast.For, names: dict[str, object]) -> Scope:
+        bodies.append(node)
+        return translated(self, node, names)
+
+    monkeypatch.setattr(Statements, "_runtime_body", counted)
+    found = loops_of(load_module(tmp_path, nest(depth)).k, "f32*", "i32")
+    assert len(found) == depth
+    assert len(bodies) == 2 * depth
+    for loop in found:
+        assert all(value.type == ScalarType(i32, uniform=False) for value in loop.carried)
+
+
+def test_a_function_inlined_twice_keeps_what_is_uniform() -> None:
+    """Its loop has a sum of each thread's own at one call, and decides a branch at the other."""
+
+    def k(x, n):
+        view = metile.tensor(x, shape=(n,), access="write")
+        total = 0
+        for i in metile.tile_range(n):
+            own = summed(metile.thread_id(), n)
+            if summed(i, n) > 3:
+                total += own
+        view.store(metile.thread_id(), metile.cast(total, metile.f32))
+
+    own = [
+        [not value.type.uniform for value in loop.carried] for loop in loops_of(k, "f32*", "i32")
+    ]
+    assert own == [[True], [True], [False]]
+
+
+@metile.inline
+def summed(value, n):
+    total = 0
+    for i in metile.tile_range(n):
+        total += value
+    return total
 
 
 def test_inline_functions_may_loop() -> None:
