@@ -1,28 +1,36 @@
-"""What comparisons of floats give: bits that no program knows, and turns that change them.
+"""What comparisons give that no program knows, and turns that change them.
 
 A comparison holds as the hash of its operands says. What stands under several would be read only
 where all happen to hold, so both programs are read in a few turns. In each turn some comparisons
 are inverted: where a bit of the turn, and an odd number of the bits that it has in common with the
 column of the comparison, say so. That is an orthogonal array of strength three: over all turns any
 three columns take all eight combinations equally often, in every trial and at every element.
+
+Integers are exact, and one that memory holds is rarely the one number that it is compared with. So
+where such a comparison guards something, all turns are taken once more with memory that holds what
+its arrays are compared with: where that is one number, everywhere; one of several by chance.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 
-from metile_mlx.dtypes import DType, bool_
+from metile_mlx.dtypes import DType, bool_, u32
 from metile_mlx.ir import tile
 from metile_mlx.ir.arith import CompareKind, element
-from metile_mlx.ir.core import Func, Op, Value, walk
+from metile_mlx.ir.core import Func, Op, Value, definitions, walk
 from metile_mlx.ir.loops import For
+from metile_mlx.ir.permute import Permute
 from metile_mlx.verify import numbers
 from metile_mlx.verify.numbers import Compares, Numbers
 
 # Of more comparisons, eight that follow one another are told apart.
 COLUMNS = 8
+# From a literal to the number next to it for which a comparison with it holds (or fails: NE).
+_EDGES = {CompareKind.LT: -1, CompareKind.GT: 1}
 
 
 class Decisions:
@@ -37,9 +45,20 @@ class Decisions:
     """
 
     def __init__(self, planned: Func, turn: int = 0) -> None:
-        self.turn = turn
+        count = _float_turns(planned)
+        self.turn = turn % count
         self.columns = {item: at % COLUMNS for at, item in enumerate(guards(planned))}
         self.seen: dict[int, int] = {}
+        self.held = compared_with(planned) if turn >= count else {}
+
+    def memory(self, array: str, dtype: DType, offset: Numbers) -> Numbers:
+        """What the parameter of this name holds there."""
+        found = numbers.unknown(array, dtype, offset)
+        chosen = self.held.get(array)
+        if chosen is None or not dtype.is_integer:
+            return found
+        values = np.concatenate([numbers.constant(value, dtype)[0] for value in chosen])
+        return values[numbers.unknown(f"which of {array}", u32, offset) % len(values)]
 
     def of(self, item: Op) -> Compares:
         """How the op `item` compares."""
@@ -63,7 +82,12 @@ class Decisions:
 
 
 def turns(planned: Func) -> int:
-    """In how many turns any three comparisons of floats that guard something are told apart."""
+    """In how many turns any three comparisons of floats that guard something are told apart, and
+    integers of memory are those that they are compared with."""
+    return _float_turns(planned) * (2 if compared_with(planned) else 1)
+
+
+def _float_turns(planned: Func) -> int:
     count = min(len(guards(planned)), COLUMNS)
     return 2 << (count - 1).bit_length() if count else 1
 
@@ -71,8 +95,38 @@ def turns(planned: Func) -> int:
 def guards(func: Func) -> list[Op]:
     """The comparisons of floats that decide on an access: on its place, its mask, its branch or
     its loop."""
+    return [item for item in _deciding(func) if element(item.lhs).is_float]
+
+
+def compared_with(func: Func) -> dict[str, tuple[int, ...]]:
+    """The literals that integers of each array are compared with where that decides, or what is
+    next to them."""
+    defined = definitions(func)
+    found: dict[str, dict[int, None]] = {}
+    for item in _deciding(func):
+        sides = _origin(item.lhs, defined), _origin(item.rhs, defined)
+        for number, (load, literal) in enumerate((sides, sides[::-1])):
+            if not isinstance(load, tile.Load) or not isinstance(literal, tile.Constant):
+                continue
+            view = defined.get(load.tensor)
+            if isinstance(view, tile.Tensor) and isinstance(literal.value, int):
+                edge = _EDGES.get(item.kind, 0) * (-1 if number else 1)
+                found.setdefault(view.param.name, {})[literal.value + edge] = None
+    return {name: tuple(values) for name, values in found.items()}
+
+
+def _origin(value: Value, defined: Mapping[Value, Op]) -> Op | None:
+    """What made the elements of a value, whatever their shape and owners are since."""
+    item = defined.get(value)
+    while isinstance(item, tile.Splat | tile.Reshape | Permute):
+        item = defined.get(item.src)
+    return item
+
+
+def _deciding(func: Func) -> list[tile.Compare]:
+    """All comparisons that decide on an access, in order."""
     deciding: set[Value] = set()
-    found: list[Op] = []
+    found: list[tile.Compare] = []
     for item in reversed(list(walk(func.body))):
         match item:
             case tile.If():
@@ -89,6 +143,6 @@ def guards(func: Func) -> list[Op]:
                 pass
         if not deciding.isdisjoint(item.results):
             deciding.update(item.operands())
-            if isinstance(item, tile.Compare) and element(item.lhs).is_float:
+            if isinstance(item, tile.Compare):
                 found.append(item)
     return found[::-1]

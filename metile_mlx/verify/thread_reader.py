@@ -299,7 +299,7 @@ class ThreadReader:
         dtype, array = element(item.result), self.arrays[item.buffer]
         active = self.active(item.mask, path)
         self.note(item, "load", array, active, item.index, None)
-        there = numbers.unknown(array[0], dtype, self.numbers[item.index])
+        there = self.decisions.memory(array[0], dtype, self.numbers[item.index])
         return (
             there if item.fill is None else numbers.select(active, there, self.numbers[item.fill])
         )

@@ -55,7 +55,7 @@ class TileReader:
         func: the program.
         index_bits: width of memory offsets in the thread's program.
         bounded: whether pointers, too, end where their array does.
-        decisions: what comparisons of floats give.
+        decisions: what comparisons of floats give, and what memory holds.
         masked: parameters with an output that says which elements are stored (SPEC K7).
     """
 
@@ -268,7 +268,7 @@ class TileReader:
         active, offset = self.where(view, item.indices, item.mask, path)
         self.note(item, "load", (view.param.name, "in"), active, offset, None, item.operands())
         fill = numbers.constant(0, dtype) if item.fill is None else self.numbers[item.fill]
-        there = numbers.unknown(view.param.name, dtype, offset)
+        there = self.decisions.memory(view.param.name, dtype, offset)
         return numbers.select(active, there, fill)
 
     def store(self, item: tile.Store, path: Numbers) -> None:

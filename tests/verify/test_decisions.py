@@ -19,7 +19,7 @@ from metile_mlx.ir.loops import For
 from metile_mlx.ir.types import ScalarType
 from metile_mlx.target import METAL
 from metile_mlx.verify import numbers
-from metile_mlx.verify.decisions import COLUMNS, Decisions, guards, turns
+from metile_mlx.verify.decisions import COLUMNS, Decisions, compared_with, guards, turns
 from metile_mlx.verify.numbers import TRIALS, Numbers
 from metile_mlx.verify.thread_reader import check_lowering
 from tests.support import verified
@@ -78,6 +78,29 @@ def masked(extent: int, kinds: Sequence[CompareKind]) -> Func:
         held = p.compare(kind, value, p.number(float(number), f32))
         mask = held if mask is None else p.op(BinaryKind.AND, mask, held)
     p.store(y, lanes, value=value, mask=mask)
+    return p.func()
+
+
+def numbered(kind: CompareKind, literal: int, is_mask: bool, swapped: bool = False) -> Func:
+    """A store of 64 lanes into 63 elements of a row, where integers of memory are so compared:
+    the lanes' own under a mask, or the first one at a branch."""
+    p = TileProgram()
+    x = p.tensor("x", (64,), "read", dtype=i32)
+    y = p.tensor("y", (p.scalar("n"), 63), "write", dtype=i32)
+    lanes, row = p.lanes(64), p.program_id()
+    value = p.load(x, lanes)
+    found = value if is_mask else p.load(x, 5)
+    number = p.number(literal)
+    other = p.add(tile.Splat(number, (64,))) if is_mask else number
+    held = p.compare(kind, *((other, found) if swapped else (found, other)))
+    if is_mask:
+        p.store(y, row, lanes, value=value, mask=held)
+        return p.func()
+    outer = p.begin()
+    p.store(y, row, lanes, value=value)
+    then = p.end(outer)
+    outer = p.begin()
+    p.emit(tile.If(held, then, p.end(outer)))
     return p.func()
 
 
@@ -151,6 +174,39 @@ def test_k2_a_bound_that_is_dropped_under_a_mask_of_comparisons(
 ) -> None:
     """Lanes out of bounds hold one literal, so that all of them pass a comparison, or none."""
     check(masked(extent, kinds), bounds=1)
+
+
+@pytest.mark.parametrize("literal", [7, 77777, -1, -(2**31)])
+@pytest.mark.parametrize("is_mask", [False, True], ids=["branch", "mask"])
+def test_k2_a_bound_that_is_dropped_where_memory_holds_one_number(
+    literal: int, is_mask: bool
+) -> None:
+    """Of the row, and of one lane; in the mask that comparison itself too (SPEC K2)."""
+    for swapped in (False, True):
+        check(numbered(CompareKind.EQ, literal, is_mask, swapped), bounds=3 if is_mask else 2)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_k2_a_bound_that_is_dropped_where_memory_holds_a_large_number(
+    kind: CompareKind, swapped: bool
+) -> None:
+    """On the side of the literal where memory, by chance, never is."""
+    check(numbered(kind, 1 << 20, False, swapped), bounds=2)
+
+
+def test_memory_holds_what_it_is_compared_with_in_half_of_the_turns() -> None:
+    """Everywhere, if that is one number; each array has its own; floats are as they were."""
+    before, _ = lowered(numbered(CompareKind.LT, 9, True, swapped=True))
+    assert compared_with(before) == {"x": (10,)}
+    assert turns(before) == 2
+    offset = np.arange(64)[None]
+    held = [Decisions(before, turn).memory("x", i32, offset) for turn in range(2)]
+    assert (held[1] == 10).all()
+    np.testing.assert_array_equal(held[0], numbers.unknown("x", i32, offset))
+    for name, dtype in (("y", i32), ("x", f32)):
+        found = Decisions(before, 1).memory(name, dtype, offset)
+        np.testing.assert_array_equal(found, numbers.unknown(name, dtype, offset))
 
 
 def test_conditions_that_ask_for_the_same_and_the_opposite_are_read_as_such() -> None:
