@@ -1,7 +1,7 @@
 """The kernel library on the backend at hand, each function beside MLX and a plain copy.
 
-    python -m benchmarks.kernels [--quick] [--only NAMES] [--widths NUMBERS] [--output-json FILE]
-                                 [--add] [--chart FILE] [--strict]
+    python -m benchmarks.kernels [--quick] [--only NAMES] [--widths NUMBERS] [--dtypes NAMES]
+                                 [--output-json FILE [--add]] [--chart FILE] [--strict]
 
 Arms, in one process, alternating: the library's function; the MLX op of the same name, or what one
 writes where there is none; the same as a graph given to `mx.compile`; and a copy of the rows by a
@@ -42,18 +42,19 @@ MOST_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: every dtype, `rows` of each width, in so many rounds."""
+    """What is measured: `rows` of each width and dtype, in so many rounds."""
 
     widths: tuple[int, ...]
     rows: int
     rounds: int
+    dtypes: tuple[str, ...] = tuple(DTYPES)
 
     def cases(self) -> list[Case]:
         """Of each function."""
-        return [Case(d, w, self.rows) for d in DTYPES for w in self.widths]
+        return [Case(d, w, self.rows) for d in self.dtypes for w in self.widths]
 
 
-FULL = Plan((1009, 1024, 4096), 4096, 9)
+FULL = Plan((1009, 1024, 4096), 4096, 5)
 QUICK = Plan((1024,), 4096, 3)
 
 
@@ -243,6 +244,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--only", metavar="NAMES", help=f"functions, separated by commas: {', '.join(OPERATIONS)}"
     )
+    parser.add_argument("--dtypes", metavar="NAMES", help=f"some of {','.join(DTYPES)}")
     parser.add_argument("--widths", metavar="NUMBERS", help="of the rows, separated by commas")
     parser.add_argument("--output-json", type=Path, help="write the results to this file")
     parser.add_argument("--add", action="store_true", help="and keep what else the file has")
@@ -259,6 +261,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         if not all(number.isdecimal() and int(number) > 1 for number in numbers):
             parser.error(f"--widths {options.widths}: expected numbers of 2 and more")
         options.plan = replace(options.plan, widths=tuple(map(int, numbers)))
+    if options.dtypes is not None:
+        dtypes = options.dtypes.split(",")
+        if not set(dtypes) <= set(DTYPES):
+            parser.error(f"--dtypes {options.dtypes}: expected some of {','.join(DTYPES)}")
+        options.plan = replace(options.plan, dtypes=tuple(dtypes))
     if options.add and options.output_json is None:
         parser.error("--add: expected --output-json, the file to add to")
     return options
