@@ -4,6 +4,7 @@ The functions are inline functions of a tile, in the order of operations of thos
 
 | here | in mlx.nn |
 |---|---|
+| `relu` | `relu` |
 | `silu` | `silu` |
 | `gelu` | `gelu`, by erf |
 | `gelu_tanh` | `gelu_approx` |
@@ -23,6 +24,18 @@ import numpy as np
 import metile_mlx as metile
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+@metile.inline
+def relu(x):
+    """x, or 0 where x is less."""
+    return metile.maximum(x, 0)
+
+
+@metile.inline
+def relu_slope(x):
+    """The derivative of `relu`; MLX's, 0, at 0."""
+    return metile.where(x > 0, 1.0, 0.0)
 
 
 @metile.inline
@@ -84,6 +97,7 @@ def gelu_sigmoid_slope(x):
 
 
 SLOPES = {
+    relu: relu_slope,
     silu: silu_slope,
     gelu: gelu_slope,
     gelu_tanh: gelu_tanh_slope,
@@ -92,6 +106,7 @@ SLOPES = {
 
 
 _IN_MLX = {
+    relu: lambda x: mx.maximum(x, 0),
     silu: lambda x: x * mx.sigmoid(x),
     gelu: lambda x: x * (1 + mx.erf(x / math.sqrt(2))) / 2,
     gelu_tanh: lambda x: (
@@ -213,6 +228,8 @@ def gated_gradients(
 
 def exactly(name, x):
     """A function of the table above in float64, of a NumPy array."""
+    if name == "relu":
+        return np.maximum(x, 0)
     if name == "silu":
         return x / (1 + np.exp(-x))
     if name == "gelu":
@@ -223,6 +240,7 @@ def exactly(name, x):
 
 
 _BY_NAME = {
+    "relu": relu,
     "silu": silu,
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,

@@ -128,6 +128,7 @@ class InlineFunction(Generic[P, R]):
         self.definition = Definition._read(fn, "metile.inline")
         self.__name__ = self.definition.name
         self.__doc__ = fn.__doc__
+        self._function = fn
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Only kernels and other inline functions may call it.
@@ -139,6 +140,11 @@ class InlineFunction(Generic[P, R]):
             f"{self.__name__} is a metile.inline function; it was called outside a kernel",
             hint="call it inside a function decorated with @metile.kernel",
         )
+
+    @property
+    def python(self) -> Callable[P, R]:
+        """The function itself, to run integer arithmetic of a kernel on Python's or NumPy's."""
+        return self._function
 
     def __repr__(self) -> str:
         return f"<metile.inline {self.__name__}>"

@@ -22,9 +22,12 @@ from metile_kernels import (
     add_rmsnorm,
     cross_entropy,
     gather,
+    gemm,
+    gemm_split,
     layernorm,
     norm_weights,
     permutations,
+    program_order,
     reductions,
     rmsnorm,
     rope,
@@ -238,8 +241,37 @@ def of_rope(x: mx.array, c: mx.array) -> Iterator[Pair]:
         yield made, expected
 
 
+def of_gemm(x: mx.array, c: mx.array) -> Iterator[Pair]:
+    """x times its own transpose, whole and in parts of eight columns."""
+    (rows, width), dtype = x.shape, x.dtype
+    bias, rest = normal((rows,), dtype, 2), normal((1, rows, rows), dtype, 3)
+    a, b = x[None], mx.contiguous(x.T)[None]
+    tiles = {"BM": 8, "BN": 16, "BK": 8}
+    sizes, splits = (1, rows, rows, width, 0, width, 0, rows), metile.cdiv(width, 8)
+    programs, options = gemm.grid(1, rows, rows, 8, 16), {**tiles, "backend": "reference"}
+    empty = out(1, rows, rows, dtype=dtype)
+    made = gemm.gemm[programs](
+        a, b, bias, rest, empty, *sizes, 0.5, SCALED=True, BIASED=True, RESIDUAL=True,
+        FUNCTION=activations.silu, **options,
+    )  # fmt: skip
+    yield made, gemm.gemm_reference(a, b, bias, rest, activations.silu, 0.5)
+    parts = gemm_split.gemm_split[(*programs[:2], splits)](
+        a, b, out(splits, rows, rows), *sizes, 8, SPLITS=splits, **options
+    )
+    yield parts, gemm_split.gemm_split_reference(a, b, 8)
+    made = gemm_split.add_parts[1, 1](
+        parts, bias, rest, empty, splits, rows * rows, rows, 1.0, backend="reference"
+    )
+    yield made, gemm_split.add_parts_reference(parts, splits)
+
+
 # References of what only moves, or is rounded step by step, are the oracle of their own file.
-MOVED = {name for name in dir(permutations) if name.endswith("_reference")}
+MOVED = {
+    name
+    for module in (permutations, program_order)
+    for name in dir(module)
+    if name.endswith("_reference")
+}
 FAMILIES = {
     softmax: of_softmax,
     cross_entropy: of_cross_entropy,
@@ -251,6 +283,8 @@ FAMILIES = {
     reductions: of_reductions,
     top1: of_top1,
     gather: of_gather,
+    gemm: of_gemm,
+    gemm_split: of_gemm,
     rope: of_rope,
 }
 

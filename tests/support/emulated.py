@@ -28,6 +28,7 @@ from metile_mlx.dtypes import MLX_NAMES
 from metile_mlx.emulator import build
 from metile_mlx.errors import CompileError, MetileError, OutOfResources, UnsupportedError
 from metile_mlx.ir.core import walk
+from metile_mlx.ir.matrix import Dot
 from metile_mlx.ir.tile import Reduce
 from metile_mlx.runtime import metal
 from metile_mlx.runtime.autodiff import reference_launch
@@ -285,7 +286,7 @@ def _absolute(request: Request, expected: Sequence[mx.array]) -> float | None:
 
     The order of the additions is free, and what cancels keeps the error of what it came from.
     """
-    if not any(isinstance(item, Reduce) for item in walk(request.func.body)):
+    if not any(isinstance(item, (Reduce, Dot)) for item in walk(request.func.body)):
         return None
     largest = 0.0
     for array in expected:
