@@ -17,14 +17,18 @@ class Reading:
     Args:
         parts: of a kernel.
         defined: the op that makes each value.
+        begins: of ops that write their results before they make them, the op that does.
     """
 
-    def __init__(self, parts: Iterable[Part], defined: Mapping[Value, Op]) -> None:
+    def __init__(
+        self, parts: Iterable[Part], defined: Mapping[Value, Op], begins: Mapping[Op, Op]
+    ) -> None:
         segments = (segment for phase in phases_of(parts) for segment in phase.segments)
         self._places = {
             item: number for number, segment in enumerate(segments) for item in segment.assigned
         }
         self._defined = defined
+        self._begins = begins
 
     def replace(self, item: Op, others: Iterable[Op]) -> None:
         """`others` stand where `item` stood."""
@@ -39,7 +43,10 @@ class Reading:
         knows where.
         """
         maker = self._defined.get(value)
-        if maker is None or maker not in self._places or maker not in loop.body.ops:
+        if maker is None or maker not in loop.body.ops:
+            return False
+        maker = self._begins.get(maker, maker)
+        if maker not in self._places:
             return False
         if is_uniform(value) or not element(arg).is_float:
             return False

@@ -25,10 +25,10 @@ from metile_mlx.emit.cpp_values import (
 )
 from metile_mlx.emit.cstyle import STATEMENTS, Expression, Statement, nothing
 from metile_mlx.emit.naming import unique_name
-from metile_mlx.emit.segments import Assign, Part, Phase, Segment, live
+from metile_mlx.emit.segments import Assign, Copy, Multiply, Part, Phase, Segment, live
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.emit.thread_tables import is_contiguous, is_uniform
-from metile_mlx.errors import UnsupportedError, VerificationError
+from metile_mlx.errors import VerificationError
 from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Func, Op, Value, walk
 from metile_mlx.ir.lanes import ThreadLaneReduce, ThreadLaneShuffle, ThreadSync
@@ -103,16 +103,30 @@ class _Cpp(CppLanes):
         for item in self.allocations():
             kind = self.stored(item.dtype)
             self.line(f"alignas(64) {kind} {self.name(item.result)}[{item.elements}];")
+        for tile in self.plan.tiles:
+            self._declare_tile(tile)
         for values, size, suffix in (
             ([*self.plan.carried, *self.plan.over_threads], self.func.threads, "all"),
             (self.plan.over_lanes, SIMD_WIDTH, "lanes"),
         ):
-            for value in values:
+            for value in (value for value in values if value not in self._arrays):
                 name = self._arrays[value] = self.fresh(f"{self.name(value)}_{suffix}")
                 self.line(f"alignas(64) {self.stored(element(value))} {name}[{size}];")
-        for value, other in self.plan.shared.items():
-            if other in self._arrays:
-                self._arrays[value] = self._arrays[other]
+        for value in self.plan.shared:
+            place = self.plan.tiles.place(value)
+            if place in self._arrays:
+                self._arrays[value] = self._arrays[place]
+
+    def _declare_tile(self, slots: Sequence[Value]) -> None:
+        """One array; each slot is a part of it."""
+        threads = self.func.threads
+        whole = self.fresh(f"{self.name(slots[0])}_tile")
+        self.line(f"alignas(64) float {whole}[{len(slots) * threads}];")
+        for number, value in enumerate(slots):
+            self._arrays[value] = whole
+            if number:
+                name = self._arrays[value] = self.fresh(f"{whole}_{number}")
+                self.line(f"float* const {name} = {whole} + {number * threads};")
 
     def _advance(self, ids: str) -> None:
         """The next program's ids, x fastest."""
@@ -244,11 +258,13 @@ class _Cpp(CppLanes):
     def _keep(self, value: Value) -> None:
         if self._segment is not None and value in self._segment.kept:
             index = "lane" if value in self.plan.over_lanes else "thread"
-            line = f"{self._arrays[value]}[{index}] = {self.name(value)};"
+            line = f"{self._arrays.get(value)}[{index}] = {self.name(value)};"
             if value in self.plan.shared:
                 self._late.append(line)
-            else:
+            elif value in self._arrays:
                 self.line(line)
+            for slot in self.plan.tiles.slots.get(value, ()):
+                self.line(f"{self._arrays[slot]}[thread] = {self.as_float(value)};")
 
     # Values
 
@@ -342,12 +358,19 @@ def _simd_reduce(e: _Cpp, item: SimdReduce) -> str:
     return e.combined(item) if item.uniform else e.group_value(item.result)
 
 
+def _copy(e: _Cpp, item: Copy) -> None:
+    e.line(f"{e.array(item.target[0])[0]}[thread] = {e.as_float(item.value)};")
+
+
+def _multiply(e: _Cpp, item: Multiply) -> None:
+    e.helpers.add("multiply")
+    a, b, targets = (e.array(values[0])[0] for values in (item.a, item.b, item.targets))
+    shape = ", ".join(map(str, item.shape))
+    e.line(f"metile_multiply<{shape}>({a}, {b}, {targets});")
+
+
 def _block_multiply(e: _Cpp, item: BlockMultiply) -> None:
-    raise UnsupportedError(
-        "[dot] the cpu backend has no matrix products yet",
-        item.loc,
-        "run it with backend='emulator' or backend='reference'",
-    )
+    raise VerificationError(f"{item.opcode} has no phase of its own", item.loc)
 
 
 def _fragment_multiply(e: _Cpp, item: FragmentMultiply) -> None:
@@ -371,6 +394,8 @@ LINES: dict[type[Op], Statement] = {
     Barrier: nothing,  # phases end there
     Print: write_print,
     BlockMultiply: _block_multiply,
+    Copy: _copy,
+    Multiply: _multiply,
     FragmentMultiply: _fragment_multiply,
 }
 

@@ -110,7 +110,10 @@ class CppLanes(CppValues):
         if fills:
             self._open(f"for (uint32_t thread = {span}; thread < {self.func.threads}; ++thread) {{")
             for value, fill in fills:
-                self.line(f"{self._arrays[value]}[thread] = {self.operand(fill)};")
+                if value in self._arrays:
+                    self.line(f"{self._arrays[value]}[thread] = {self.operand(fill)};")
+                for slot in self.plan.tiles.slots.get(value, ()):
+                    self.line(f"{self._arrays[slot]}[thread] = {self.as_float(fill)};")
             self._close()
 
     def _write_holding(self, segment: Segment, grouped: bool, held: Held, end: str = "") -> None:

@@ -86,6 +86,7 @@ def _simd(kind: CombineKind, dtype: DType) -> str:
 
 HELPERS = {
     "print": "#include <cstdio>\n",
+    "multiply": '#include "metile_cpu_multiply.h"\n',
     "unroll": _UNROLL,
     "unroll_small": _UNROLL_SMALL,
     **{simd_helper(kind, dtype): _simd(kind, dtype) for kind in CombineKind for dtype in REDUCED},
@@ -98,6 +99,8 @@ TAKEN = (
     *("holds", "program", "program_x", "program_y", "program_z", "metile_run", "metile_entry"),
     *("METILE_UNROLL", "METILE_UNROLL_SMALL", "METILE_MADD", "metile_scalar"),
     *("METILE_CPU_H", "METILE_CPU_MATH_H", "METILE_CPU_TRIG_H"),
+    *("METILE_CPU_MULTIPLY_H", "METILE_FUSED", "METILE_APART", "metile_multiply"),
+    "metile_multiply_block",
     *(f"metile_{name}" for name in _OWN),
     *("metile_below_i32", "metile_below_u32"),
     *("metile_f32_bits", "metile_bits_f32", "metile_f16_to_f32"),

@@ -50,8 +50,10 @@ from metile_mlx.emit.segments import (
     runs_once,
 )
 from metile_mlx.emit.thread_tables import is_uniform
+from metile_mlx.emit.tiles import Tiles
 from metile_mlx.ir.core import Effect, Func, Op, Value, definitions, walk
 from metile_mlx.ir.loops import ThreadFor
+from metile_mlx.ir.matrix import BlockMultiply
 from metile_mlx.ir.metal import (
     Barrier,
     Extract,
@@ -93,6 +95,9 @@ class Plan:
         self.tables = self.again.tables
         self.uniform: list[Op] = []
         self.shared: dict[Value, Value] = {}
+        self.tiles = Tiles(self._defined, self.shared)
+        # Of each product, the op with which its results begin.
+        self._begins: dict[Op, Op] = {}
         self._over_threads: set[Value] = set()
         self._over_lanes: set[Value] = set()
         self._home: dict[Value, tuple[Phase, Segment]] = {}
@@ -211,6 +216,9 @@ class Plan:
     def _place(self, item: Op, phases: list[Phase]) -> None:
         if self.again.covers(item) or isinstance(item, ThreadgroupAlloc):
             return
+        if isinstance(item, BlockMultiply):
+            self._place_product(item, phases)
+            return
         once = runs_once(item) or is_total(item)
         if isinstance(item, Store):
             once = all(is_uniform(value) for value in item.operands())
@@ -225,6 +233,24 @@ class Plan:
         segment.assigned.append(item)
         for value in item.results:
             self._home[value] = (phase, segment)
+
+    def _place_product(self, item: BlockMultiply, phases: list[Phase]) -> None:
+        """A product is done once by all threads, when its tiles are there."""
+        cut = self.tiles.cut(
+            item, lambda value: value in self._home and not self._home[value][0].once
+        )
+        begin = self._assign(list(zip(item.results, item.acc, strict=True)), item.acc)
+        (self._begins[item],) = begin
+        for step in (*cut.copies, cut.multiply):
+            self._order[step] = len(self._order)
+        phase = Phase([Segment([cut.multiply])], once=True)
+        phases += [Phase([Segment([*begin, *cut.copies])]), phase]
+        for value in (*item.a, *item.b):
+            if value in self.tiles.slots or value in self.shared:
+                self._home[value][1].kept.add(value)
+                self._reach.add(value, item)
+        for value in item.results:
+            self._home[value] = (phase, phase.segments[0])
 
     def _without_ragged(self, phase: Phase) -> list[Phase]:
         """The phase without its ragged accesses, between the loops that make them."""
@@ -283,20 +309,35 @@ class Plan:
 
     def _settle(self) -> None:
         """Where nothing reads a carried value any more, the next one is written at once."""
-        reading = Reading(self.parts, self._defined)
+        reading = Reading(self.parts, self._defined, self._begins)
         for loop, phase in self._ends:
             segment = phase.segments[0]
             (end,) = segment.assigned
             assert isinstance(end, Assign)
-            late: list[tuple[Value, Value]] = []
+            taken: dict[Value, Value] = {}
             for arg, value in end.pairs():
-                if value not in self.shared and reading.ends_before(arg, value, loop):
-                    self.shared[value] = arg
-                    self._home[value][1].kept.add(value)
-                else:
-                    late.append((arg, value))
+                free = value not in self.shared and value not in taken
+                if free and reading.ends_before(arg, value, loop):
+                    taken[value] = arg
+            self.tiles.agree(taken)
+            self.shared.update(taken)
+            for value in taken:
+                self._home[value][1].kept.add(value)
+            late = [(arg, value) for arg, value in end.pairs() if taken.get(value) is not arg]
             segment.assigned = self._assign(late, end.carried)
             reading.replace(end, segment.assigned)
+        self._drop_moves()
+
+    def _drop_moves(self) -> None:
+        """Nothing begins as what lies in its place."""
+        place = self.tiles.place
+        for phase in phases_of(self.parts):
+            for segment in phase.segments:
+                for item in segment.assigned[:]:
+                    if isinstance(item, Assign) and item in self._begins.values():
+                        pairs = [(t, v) for t, v in item.pairs() if place(t) is not place(v)]
+                        segment.assigned.remove(item)
+                        segment.assigned[:0] = self._assign(pairs, item.carried)
 
     # What each segment writes
 

@@ -46,6 +46,24 @@ class Assign(Op):
         return list(zip(self.targets, self.values, strict=True))
 
 
+@op("cpp.copy", Effect.WRITE)
+class Copy(Op):
+    """A slot of an operand of a product takes a value, as f32."""
+
+    target: Targets
+    value: Value
+
+
+@op("cpp.multiply", Effect.WRITE)
+class Multiply(Op):
+    """targets += a @ b: row-major tiles of f32; `shape` is M, N and K."""
+
+    a: tuple[Value, ...]
+    b: tuple[Value, ...]
+    targets: Targets
+    shape: tuple[int, int, int]
+
+
 @dataclass
 class Segment:
     """One loop over threads, or lines that run once.

@@ -194,7 +194,7 @@ def _key(source: KernelSource, chain: Toolchain) -> str:
         source.body,
         repr(source.inputs),
         repr(source.outputs),
-        toolchain.prelude(),
+        toolchain.prelude(toolchain.included(source.header)),
         " ".join(toolchain.KERNEL_FLAGS),
         chain.identity(),
     )
@@ -241,7 +241,7 @@ def translation_unit(group: dict[str, KernelSource]) -> str:
         for line in f"{source.header}\n{source.body}".splitlines():
             if not line.startswith("#include"):
                 body.append(line)
-            elif "metile_cpu.h" not in line:
+            elif '"' not in line:
                 includes[line] = None
         parts += [
             f"namespace metile_{key} {{",
@@ -251,7 +251,8 @@ def translation_unit(group: dict[str, KernelSource]) -> str:
             "#undef metile_entry",
             "}",
         ]
-    return "\n".join([*includes, toolchain.prelude(), *parts, ""])
+    more = toolchain.included("\n".join(source.header for source in group.values()))
+    return "\n".join([*includes, toolchain.prelude(more), *parts, ""])
 
 
 def _load(path: Path, key: str, source: KernelSource, module: CpuModule) -> CpuKernel:

@@ -29,6 +29,8 @@ KERNEL_FLAGS = (
 ).split()
 
 HEADERS = ("metile_cpu.h", "metile_cpu_math.h", "metile_cpu_trig.h")
+# Those that a kernel includes itself.
+MORE_HEADERS = ("metile_cpu_multiply.h",)
 PROBE = """
 extern "C" void metile_probe(const uint16_t* in, float* out) {
   for (int i = 0; i < 32; ++i) out[i] = metile_exp(metile_f16_to_f32(in[i]));
@@ -109,11 +111,17 @@ class Toolchain:
         return "clang" in self.version.lower()
 
 
+def included(text: str) -> tuple[str, ...]:
+    """The headers of ours that a kernel's text includes, beside those that all have."""
+    return tuple(name for name in MORE_HEADERS if f'#include "{name}"' in text)
+
+
 @functools.cache
-def prelude() -> str:
-    """The text of the headers, which stands before every kernel."""
+def prelude(more: tuple[str, ...] = ()) -> str:
+    """The text of the headers, which stands before every kernel, and of `more` that it includes."""
     folder = Path(__file__).parent
-    lines = "".join((folder / name).read_text(encoding="utf-8") for name in HEADERS).splitlines()
+    texts = [(folder / name).read_text(encoding="utf-8") for name in (*HEADERS, *more)]
+    lines = "".join(texts).splitlines()
     return "\n".join([line for line in lines if not line.startswith('#include "')] + [""])
 
 

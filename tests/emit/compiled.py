@@ -10,6 +10,7 @@ import ctypes
 import functools
 import itertools
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from metile_mlx.emit.source import KernelSource
-from metile_mlx.runtime.toolchain import KERNEL_FLAGS, Toolchain, prelude
+from metile_mlx.runtime.toolchain import KERNEL_FLAGS, Toolchain, included, prelude
 from tests.support.arithmetic import NUMPY, Array, literal
 
 COMPILERS = [name for name in ("g++", "clang++") if shutil.which(name)]
@@ -165,9 +166,10 @@ class Library:
 
 def text_of(sources: Mapping[str, KernelSource]) -> str:
     """One translation unit: every kernel in a namespace, its function under its own name."""
-    parts = [prelude(), METAL]
+    parts = [prelude(included("\n".join(source.header for source in sources.values()))), METAL]
     for name, source in sources.items():
-        text = as_cpp(source) if source.language == "msl" else source.header + source.body
+        header = re.sub(r'(?m)^#include ".*"$', "", source.header)
+        text = as_cpp(source) if source.language == "msl" else header + source.body
         parts += [f"namespace of_{name} {{", f"#define metile_entry {name}", text]
         parts += ["#undef metile_entry", "}"]
     return "\n".join(parts)

@@ -46,7 +46,7 @@ MAX_THREADS = 1 << 20
 # Texts per test file and process: those with the smallest hashes, so always the same ones.
 LIMITS = {"dev": 20, "ci": 400, "full": 10**9}
 # The library has a text for each dtype of each argument, and tests/kernels emulates by itself.
-OF_LIBRARY = {"nn": 16, "patch": 16, "kernels": 40, "test_selftest": 40}
+OF_LIBRARY = {"nn": 16, "patch": 16, "kernels": 40, "test_selftest": 40, "test_multiply": 2}
 SCHEDULES = 2
 
 
