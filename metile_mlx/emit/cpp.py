@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from metile_mlx.context import Context
 from metile_mlx.dtypes import i32, u32, u64
 from metile_mlx.emit.cpp_indices import is_small, permuted
-from metile_mlx.emit.cpp_lanes import CppLanes
+from metile_mlx.emit.cpp_rows import CppRows
 from metile_mlx.emit.cpp_values import (
     GROUPS,
     HELPERS,
@@ -55,11 +55,11 @@ _SIGNATURE = (
 )
 
 
-class _Cpp(CppLanes):
+class _Cpp(CppRows):
     def __init__(self, func: Func, ctx: Context) -> None:
         super().__init__(func, ctx, TAKEN)
         self.expressions = EXPRESSIONS
-        self.statements = LINES
+        self.statements = {**LINES, **STEPS}
         # What each simdgroup has combined, named before the loop that uses it.
         self._combined: dict[Value, str] = {}
         # Where a value stands that another segment computed.
@@ -173,7 +173,7 @@ class _Cpp(CppLanes):
         self._write_parts(sides[1])
         self._close()
 
-    def _assign(self, item: Assign) -> None:
+    def write_assign(self, item: Assign) -> None:
         """Variables of the program, or elements of arrays, take values."""
         targets = [
             self.name(value) if is_uniform(value) else f"{self._arrays[value]}[thread]"
@@ -276,9 +276,9 @@ class _Cpp(CppLanes):
         return self._placed.get(value) or super().operand(value)
 
     def write(self, item: Op) -> None:
-        if isinstance(item, Assign):
-            self._assign(item)
-        elif isinstance(item, ThreadIndex):
+        if self.in_row.intersection(item.results):
+            return
+        if isinstance(item, ThreadIndex):
             self._folded[item.result] = "thread"
         elif self._is_masked_index(item):
             # The variable is unsigned; of an i32, what compares or divides has to be signed.
@@ -315,10 +315,6 @@ class _Cpp(CppLanes):
         self.helpers.add(helper)
         array, spans = self.array(item.src)
         return f"metile_{helper}({array}{' + group' if spans and not item.uniform else ''})"
-
-    def _is_masked_index(self, item: Op) -> bool:
-        """A mask of the thread index that leaves it as it is."""
-        return isinstance(item, Binary) and self.plan.tables.is_thread_index(item.result)
 
     def _behind(self, item: Binary) -> int | None:
         """How far a u32 lies behind the thread index, where it is not kept."""
@@ -394,10 +390,10 @@ LINES: dict[type[Op], Statement] = {
     Barrier: nothing,  # phases end there
     Print: write_print,
     BlockMultiply: _block_multiply,
-    Copy: _copy,
-    Multiply: _multiply,
     FragmentMultiply: _fragment_multiply,
 }
+# What only the plan of the loops has.
+STEPS: dict[type[Op], Statement] = {Assign: _Cpp.write_assign, Copy: _copy, Multiply: _multiply}
 
 
 def emit_cpp(func: Func, ctx: Context) -> KernelSource:

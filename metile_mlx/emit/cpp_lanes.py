@@ -14,8 +14,8 @@ from metile_mlx.emit.prefixes import Conditions, Prefix, Prefixes
 from metile_mlx.emit.segments import Segment, live
 from metile_mlx.emit.thread_tables import is_uniform
 from metile_mlx.ir.arith import element
-from metile_mlx.ir.core import Func, Value
-from metile_mlx.ir.metal import Load, Store
+from metile_mlx.ir.core import Func, Op, Value
+from metile_mlx.ir.metal import Binary, Load, Store
 from metile_mlx.target import SIMD_WIDTH
 
 # Measured on exchanges of 64 to 1024 threads, g++ 12 and clang++ 14: 32 is never far from the best
@@ -236,6 +236,10 @@ class CppLanes(CppValues):
     def _otherwise(self) -> None:
         self.depth -= 1
         self._open("} else {")
+
+    def _is_masked_index(self, item: Op) -> bool:
+        """A mask of the thread index that leaves it as it is."""
+        return isinstance(item, Binary) and self.plan.tables.is_thread_index(item.result)
 
     def _step(self, segment: Segment) -> int:
         """Threads per inner loop: how far a loop with fixed moves is unrolled."""

@@ -32,6 +32,7 @@ from metile_mlx.emit import ragged
 from metile_mlx.emit.carried import Reading
 from metile_mlx.emit.extents import Reach
 from metile_mlx.emit.recomputation import Recomputation
+from metile_mlx.emit.rows import Rows
 from metile_mlx.emit.segments import (
     Around,
     Assign,
@@ -96,6 +97,7 @@ class Plan:
         self.uniform: list[Op] = []
         self.shared: dict[Value, Value] = {}
         self.tiles = Tiles(self._defined, self.shared)
+        self.rows = Rows(func.threads, self.again.tables)
         # Of each product, the op with which its results begin.
         self._begins: dict[Op, Op] = {}
         self._over_threads: set[Value] = set()
@@ -112,6 +114,7 @@ class Plan:
             if all(map(runs_once, segment.assigned)):
                 self.uniform, self.parts = segment.assigned, self.parts[1:]
         self._settle()
+        self._part_rows()
         self._fill()
         self.over_threads = self._sorted(self._over_threads)
         self.over_lanes = self._sorted(self._over_lanes - self._over_threads)
@@ -300,10 +303,12 @@ class Plan:
                 else:
                     made.append(segment)
             phase.segments = made
-            for segment in made:
-                for item in segment.assigned:
-                    for value in item.results:
-                        self._home[value] = (phase, segment)
+            self._find_homes(phase)
+
+    def _find_homes(self, phase: Phase) -> None:
+        for segment in phase.segments:
+            for item in segment.assigned:
+                self._home.update((value, (phase, segment)) for value in item.results)
 
     # What loops carry
 
@@ -338,6 +343,16 @@ class Plan:
                         pairs = [(t, v) for t, v in item.pairs() if place(t) is not place(v)]
                         segment.assigned.remove(item)
                         segment.assigned[:0] = self._assign(pairs, item.carried)
+
+    def _part_rows(self) -> None:
+        """Beside products, a loop over rows for each register slot: each has rows of its own."""
+        if not any(self.tiles):
+            return
+        for phase in phases_of(self.parts):
+            if not (phase.once or phase.grouped):
+                parts = [self.rows.part(s, self.again, self.tiles.place) for s in phase.segments]
+                phase.segments = [segment for made in parts for segment in made]
+                self._find_homes(phase)
 
     # What each segment writes
 

@@ -7,7 +7,7 @@ the extent. The rest fails, unless the index wraps on the way there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from metile_mlx.analysis.consecutive import Sum, Sums
@@ -50,19 +50,29 @@ class Prefixes:
         defined: the op that makes each value.
         tables: what index arithmetic gives in every thread.
         ranges: the intervals of the kernel's integers.
+        uniform: whether all threads of a loop share a value; as a rule those of a program.
+        steps: whether a value counts the threads of a loop; as a rule the thread index alone does.
     """
 
-    def __init__(self, defined: Mapping[Value, Op], tables: ThreadTables, ranges: Ranges) -> None:
+    def __init__(
+        self,
+        defined: Mapping[Value, Op],
+        tables: ThreadTables,
+        ranges: Ranges,
+        uniform: Callable[[Value], bool] = is_uniform,
+        steps: Callable[[Value], bool] | None = None,
+    ) -> None:
         self._defined = defined
-        self._tables = tables
         self._ranges = ranges
+        self._uniform = uniform
+        self._steps = steps or tables.is_thread_index
         self._sums = Sums(defined)
         self._known: dict[Value, Conditions | None] = {}
 
     def of(self, mask: Value) -> Conditions | None:
         """What has to hold together; None: the mask is something else."""
         if mask not in self._known:
-            self._known[mask] = (mask,) if is_uniform(mask) else self._apart(mask)
+            self._known[mask] = (mask,) if self._uniform(mask) else self._apart(mask)
         return self._known[mask]
 
     def joint(self, masks: Iterable[Value]) -> Conditions | None:
@@ -88,14 +98,14 @@ class Prefixes:
 
     def _prefix(self, index: Value, bound: Value) -> Conditions | None:
         dtype = element(index)
-        if dtype not in (i32, u32) or not is_uniform(bound):
+        if dtype not in (i32, u32) or not self._uniform(bound):
             return None
         total = self._sums.of(index)
-        varying = [(value, step) for value, step in total.terms if not is_uniform(value)]
+        varying = [(value, step) for value, step in total.terms if not self._uniform(value)]
         if len(varying) != 1:
             return None
         ((value, step),) = varying
-        if not self._tables.is_thread_index(value) or step > _LARGEST_STEP:
+        if not self._steps(value) or step > _LARGEST_STEP:
             return None
         made = Prefix(index, bound, step, wraps=False)
         whole = Interval(int(dtype.min), made.last(self._ranges.threads))
@@ -107,7 +117,7 @@ class Prefixes:
         """The index without what the thread adds, as a number that has not wrapped."""
         low = high = _signed(total.constant)
         for value, factor in total.terms:
-            if is_uniform(value):
+            if self._uniform(value):
                 ends = [_signed(factor) * end for end in self._ranges.of(value)]
                 low, high = low + min(ends), high + max(ends)
         return Interval(low, high)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
-from metile_mlx.emit.segments import crosses_lanes
+from metile_mlx.emit.segments import crosses_lanes, reads
 from metile_mlx.emit.thread_tables import ThreadTables, is_cheap, is_uniform
 from metile_mlx.ir.core import Func, Op, Value, walk
 from metile_mlx.ir.metal import Load, Shuffle, ThreadgroupLoad
@@ -68,6 +68,22 @@ class Recomputation:
     def is_known(self, value: Value) -> bool:
         """Uniform, or computed again from uniform values and the thread index alone."""
         return not list(self.leaves([value]))
+
+    def used(self, item: Op, inside: Container[Op]) -> set[Op]:
+        """What an op needs, directly or through cheap ops: those, and ops of `inside`."""
+        found: set[Op] = set()
+        pending = list(reads(item))
+        while pending:
+            value = pending.pop()
+            source = self._defined.get(value)
+            if source is None or is_uniform(value) or source in found:
+                continue
+            if self.covers(source):
+                found.add(source)
+                pending += source.operands()
+            elif source in inside:
+                found.add(source)
+        return found
 
     def ops(self, values: Iterable[Value]) -> list[Op]:
         """The cheap ops, in order, that compute `values` from uniform ones and the thread index."""

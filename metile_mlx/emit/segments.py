@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -64,6 +64,21 @@ class Multiply(Op):
     shape: tuple[int, int, int]
 
 
+@dataclass(frozen=True)
+class Row:
+    """How the threads of a loop fall into rows.
+
+    Attributes:
+        threads: of a row.
+        fixed: what is the same in all threads of a row, of the index shifted or masked.
+        counting: what counts by one, with whether it begins at 0 in each row.
+    """
+
+    threads: int
+    fixed: frozenset[Value]
+    counting: Mapping[Value, bool]
+
+
 @dataclass
 class Segment:
     """One loop over threads, or lines that run once.
@@ -78,6 +93,7 @@ class Segment:
         span: the first threads, the only ones in which the masks of its accesses hold.
         extent: the first threads, or lanes of each simdgroup, beyond which nothing has to be done.
         certain: masks that hold in all of those.
+        row: the rows of a tile that its loop goes through, if it does.
     """
 
     assigned: list[Op] = field(default_factory=list)
@@ -89,6 +105,7 @@ class Segment:
     span: int | None = None
     extent: int | None = None
     certain: frozenset[Value] = frozenset()
+    row: Row | None = None
 
 
 @dataclass
