@@ -1,7 +1,8 @@
 """The only file that knows the order of the passes.
 
     TILE -> infer_ownership, simplify_layouts -> OWNED
-    -> plan_conversions, plan_reductions -> PLANNED
+    -> plan_conversions, pipeline_loops, materialise_pipelines, plan_operands, plan_reductions
+    -> PLANNED
     -> scalarise, clean_up, group_memory -> THREAD
 
 Every step starts from valid IR and ends in valid IR: `verify` runs after each and trusts none.
@@ -26,6 +27,8 @@ from metile_mlx.ir.printer import print_func
 from metile_mlx.passes.clean_up import clean_up
 from metile_mlx.passes.group_memory import group_memory
 from metile_mlx.passes.infer_ownership import infer_ownership
+from metile_mlx.passes.materialise_pipelines import materialise_pipelines
+from metile_mlx.passes.pipeline_loops import pipeline_loops
 from metile_mlx.passes.plan_conversions import plan_conversions
 from metile_mlx.passes.plan_operands import plan_operands
 from metile_mlx.passes.plan_reductions import plan_reductions
@@ -51,6 +54,8 @@ STEPS = (
     Step(infer_ownership, Stage.OWNED),
     Step(simplify_layouts, Stage.OWNED),
     Step(plan_conversions, Stage.PLANNED),
+    Step(pipeline_loops, Stage.PLANNED),
+    Step(materialise_pipelines, Stage.PLANNED),
     Step(plan_operands, Stage.PLANNED),
     Step(plan_reductions, Stage.PLANNED),
     Step(scalarise, Stage.THREAD),

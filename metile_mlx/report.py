@@ -127,13 +127,45 @@ class Allocation:
 
 
 @dataclass(frozen=True)
+class PipelineBuffer:
+    """Memory of one tile of a pipeline: `elements` of `dtype`, `bytes` of all its slots.
+
+    Conflicts are the turns that copies and products take at the banks of it; 1 is none.
+    """
+
+    value: str
+    dtype: str
+    elements: int
+    bytes: int
+    scratch: str
+    store_conflicts: int
+    load_conflicts: int
+
+
+@dataclass(frozen=True)
+class PipelinePhase:
+    """A phase of a pipeline: how many tiles it copies and products it does, and its barriers."""
+
+    name: str
+    copies: int
+    products: int
+    barriers: list[str]
+
+
+@dataclass(frozen=True)
 class Pipeline:
-    """A software pipeline (SPEC P2)."""
+    """A software pipeline (SPEC P2), or a loop that hands operands over and has become none.
+
+    `slots` of each buffer: 2 copy the tiles of the next step while this one's are read; 0 where
+    `declined` says why the loop stays as it is. `barriers`: of each step after the first copies.
+    """
 
     loop: str
-    stages: int
     slots: int
     barriers: int
+    buffers: list[PipelineBuffer] = field(default_factory=list)
+    phases: list[PipelinePhase] = field(default_factory=list)
+    declined: str = ""
 
 
 @dataclass(frozen=True)

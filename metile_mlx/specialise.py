@@ -123,6 +123,7 @@ class Specialisation:
         report.threads = lowered.threads
         report.layout_conversions.clear()
         report.allocations.clear()
+        report.pipelines.clear()
         return report
 
     def fresh_report(self, key: TextKey) -> ExecutionReport:

@@ -14,7 +14,7 @@ import metile_mlx as metile
 from metile_mlx import backends, compiler, dtypes, target
 from metile_mlx.emit import arithmetic, cpp, msl
 from metile_mlx.frontend import language, rules
-from metile_mlx.ir import lanes, loops, matrix, metal, permute, planned, stated, tile
+from metile_mlx.ir import lanes, loops, matrix, metal, permute, pipeline, planned, stated, tile
 from metile_mlx.ir.arith import BinaryKind, CompareKind, UnaryKind
 from metile_mlx.ir.core import Op
 from metile_mlx.passes import scalarise
@@ -35,7 +35,7 @@ def ops(*modules: ModuleType) -> list[type[Op]]:
     ]
 
 
-LOOPS = [item for item in ops(loops, lanes, matrix) if item is not loops.Loop]
+LOOPS = [item for item in ops(loops, lanes, matrix, pipeline) if item is not loops.Loop]
 TILE = ops(tile, permute, planned) + [item for item in LOOPS if item.opcode.startswith("tile.")]
 METAL = ops(metal, stated) + [item for item in LOOPS if item.opcode.startswith("metal.")]
 # The terminator of a branch is read by whoever runs the branch.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from metile_mlx.ir import metal, tile
 from metile_mlx.ir.core import Block, Effect, Func, Op, Value
 from metile_mlx.ir.loops import Loop
+from metile_mlx.ir.pipeline import SoftwarePipeline
 from metile_mlx.ir.types import ScalarType
 
 _BRANCHES = (tile.If, metal.If)
@@ -35,6 +36,10 @@ class _Proof:
                 self._loop(item)
             elif isinstance(item, _BRANCHES):
                 self._branch(item)
+            elif isinstance(item, SoftwarePipeline):
+                # Nothing that depends on what it carries decides anything.
+                for inner in item.blocks():
+                    self.block(inner)
             elif self._is_proven(item):
                 self.known.update(item.results)
 

@@ -222,10 +222,7 @@ class Store(Op):
 
 @op("metal.print", Effect.WRITE)
 class Print(Op):
-    """A line with the value and who has it, where `mask` (None: always).
-
-    `place` is the program along x, y and z, then the thread.
-    """
+    """A line with the value and its `place`: program x, y, z and thread, where `mask`."""
 
     value: Value
     place: tuple[Value, ...]
@@ -350,14 +347,15 @@ def _group(item: LoadGroup | StoreGroup, others: tuple[Value | None, ...]) -> No
 
 @op("metal.threadgroup_alloc")
 class ThreadgroupAlloc(Op):
-    """Threadgroup memory, declared at kernel scope."""
+    """Threadgroup memory, declared at kernel scope; `stages` as in tile.scratch."""
 
     dtype: DType
     elements: int
     slot: str
+    stages: int = 1
 
     def infer(self) -> tuple[Type, ...]:
-        return (ScratchType(self.dtype, self.elements),)
+        return (ScratchType(self.dtype, self.elements, self.stages),)
 
 
 @op("metal.threadgroup_store", Effect.WRITE)

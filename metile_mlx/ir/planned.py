@@ -7,7 +7,7 @@ ops too: a permutation of logical elements through layouts and maps.
 
 from __future__ import annotations
 
-from metile_mlx.dtypes import DType
+from metile_mlx.dtypes import DType, i32
 from metile_mlx.errors import CompileError
 from metile_mlx.ir.arith import CombineKind, check_reduced, element
 from metile_mlx.ir.core import Effect, Op, Value, op
@@ -19,21 +19,26 @@ from metile_mlx.layout.thread_layout import ThreadLayout
 
 @op("tile.scratch")
 class Scratch(Op):
-    """Threadgroup memory of its own for the whole kernel."""
+    """Threadgroup memory of its own for the whole kernel.
+
+    It has `stages` of one size, one behind the other.
+    """
 
     dtype: DType
     elements: int
     slot: str  # the report's scratch id; also keeps two allocations apart
+    stages: int = 1
 
     def infer(self) -> tuple[Type, ...]:
-        return (ScratchType(self.dtype, self.elements),)
+        return (ScratchType(self.dtype, self.elements, self.stages),)
 
 
 @op("tile.scratch_store", Effect.WRITE)
 class ScratchStore(Op):
     """Slot p of `value`, a tile or slots, goes to scratch element `slots(p) - skip`.
 
-    Only the slots of `registers` do; None is all of them.
+    Only the slots of `registers` do; None is all of them. The element is one of `stage`, a uniform
+    i32, where the scratch has stages.
     """
 
     buffer: Value
@@ -41,14 +46,16 @@ class ScratchStore(Op):
     slots: AffineMap
     registers: tuple[int, ...] | None = None
     skip: int = 0
+    stage: Value | None = None
 
     def verify(self) -> None:
         held(self.value)
+        check_stage(self.stage)
 
 
 @op("tile.scratch_load", Effect.READ)
 class ScratchLoad(Op):
-    """Slot p reads scratch element `slots(p) - skip`: a tile of `layout`, or slots.
+    """Slot p reads scratch element `slots(p) - skip`, of `stage`: a tile of `layout`, or slots.
 
     Only the slots of `registers` do (None: all); in the others is what `base` holds there.
     """
@@ -60,6 +67,7 @@ class ScratchLoad(Op):
     registers: tuple[int, ...] | None = None
     skip: int = 0
     base: Value | None = None
+    stage: Value | None = None
 
     def infer(self) -> tuple[Type, ...]:
         assert isinstance(self.buffer.type, ScratchType)
@@ -70,6 +78,7 @@ class ScratchLoad(Op):
         return (SlotsType(dtype, self.shape, held(self.base).registers),)
 
     def verify(self) -> None:
+        check_stage(self.stage)
         if self.base is None and (self.layout is None or self.registers is not None):
             raise CompileError("tile.scratch_load of some slots needs what the others hold")
         if self.base is not None:
@@ -83,7 +92,7 @@ class ScratchLoad(Op):
 class Barrier(Op):
     """All threads of the threadgroup meet; their scratch writes before it are seen after it."""
 
-    role: str  # "publish" or "release"
+    role: str  # "publish", "release", or "rotate": publish one stage and release another
 
 
 @op("tile.shuffle", Effect.CONVERGENT)
@@ -123,6 +132,12 @@ class Choose(Op):
         named = [r for pair in self.registers for r in pair]
         if len(self.registers) != count or any(not 0 <= r < count for r in named):
             raise CompileError(f"tile.choose names other registers than the {count} of {self.src}")
+
+
+def check_stage(stage: Value | None) -> None:
+    """Which stage is accessed is a number that all threads agree on."""
+    if stage is not None and stage.type != ScalarType(i32):
+        raise CompileError(f"the stage is {stage.type}, expected a uniform i32 scalar")
 
 
 def held(value: Value) -> SlotsType:

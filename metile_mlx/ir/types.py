@@ -105,17 +105,24 @@ class TensorType:
 
 @dataclass(frozen=True)
 class ScratchType:
-    """Threadgroup memory: `elements` of `dtype`."""
+    """Threadgroup memory: `elements` of `dtype`, in `stages` parts of one size."""
 
     dtype: DType
     elements: int
+    stages: int = 1
 
     @property
     def bytes(self) -> int:
         return self.elements * self.dtype.bytes
 
+    @property
+    def pitch(self) -> int:
+        """Elements of one stage."""
+        return self.elements // self.stages
+
     def __str__(self) -> str:
-        return f"threadgroup<{self.elements}x{self.dtype}>"
+        stages = f"{self.stages} x " if self.stages > 1 else ""
+        return f"threadgroup<{stages}{self.pitch}x{self.dtype}>"
 
 
 @dataclass(frozen=True)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from metile_mlx.dtypes import u16
+from metile_mlx.dtypes import u16, u32
 from metile_mlx.ir import metal, planned
+from metile_mlx.ir.arith import BinaryKind
 from metile_mlx.ir.core import Value
+from metile_mlx.ir.types import ScratchType
 from metile_mlx.passes.lowering import Lowered, Lowering, Rules
 from metile_mlx.target import SIMD_WIDTH
 
 
 def _scratch(low: Lowering, item: planned.Scratch) -> Lowered:
-    return ((low.b.emit(metal.ThreadgroupAlloc(item.dtype, item.elements, item.slot))[0],),)
+    made = metal.ThreadgroupAlloc(item.dtype, item.elements, item.slot, item.stages)
+    return ((low.b.emit(made)[0],),)
 
 
 def _scratch_store(low: Lowering, item: planned.ScratchStore) -> Lowered:
     values = low.slots[item.value]
     for register in _named(item.registers, len(values)):
         columns, constant = low.columns(item.slots, register)
-        at = low.b.slot_map(columns, constant - item.skip)
+        at = _staged(low, item, low.b.slot_map(columns, constant - item.skip))
         low.b.emit(metal.ThreadgroupStore(low.scalar(item.buffer), at, values[register]))
     return ()
 
@@ -29,9 +32,19 @@ def _scratch_load(low: Lowering, item: planned.ScratchLoad) -> Lowered:
     found: list[Value | None] = [None] * count if item.base is None else [*low.slots[item.base]]
     for register in _named(item.registers, count):
         columns, constant = low.columns(item.slots, register)
-        at = low.b.slot_map(columns, constant - item.skip)
+        at = _staged(low, item, low.b.slot_map(columns, constant - item.skip))
         (found[register],) = low.b.emit(metal.ThreadgroupLoad(low.scalar(item.buffer), at))
     return (tuple(value for value in found if value is not None),)
+
+
+def _staged(low: Lowering, item: planned.ScratchStore | planned.ScratchLoad, at: Value) -> Value:
+    """The address in the stage that is accessed."""
+    if item.stage is None:
+        return at
+    assert isinstance(item.buffer.type, ScratchType)
+    stage = low.b.cast(low.scalar(item.stage), u32)
+    first = low.b.with_number(BinaryKind.MUL, stage, item.buffer.type.pitch)
+    return low.b.binary(BinaryKind.ADD, first, at)
 
 
 def _named(registers: tuple[int, ...] | None, count: int) -> Sequence[int]:

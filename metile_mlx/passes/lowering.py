@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from metile_mlx.analysis.ranges import Interval
 from metile_mlx.analysis.views import size_name
 from metile_mlx.context import Context
 from metile_mlx.dtypes import DType, bool_, i32
-from metile_mlx.ir import tile
+from metile_mlx.ir import metal, tile
+from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
-from metile_mlx.ir.types import PointerType, TileType
+from metile_mlx.ir.loops import ThreadFor
+from metile_mlx.ir.types import PointerType, ScalarType, TileType
 from metile_mlx.layout.affine import AffineMap
 from metile_mlx.passes.addresses import View
 from metile_mlx.passes.lane_builder import LaneBuilder
@@ -148,3 +150,44 @@ def _holds_registers(func: Func) -> bool:
 def slot_name(value: Value, register: int) -> str:
     """The name of a register slot: the tile's, with the number of the slot behind the first."""
     return f"{value.name}_{register}" if value.name and register else value.name
+
+
+def registers(value: Value) -> int:
+    """Register slots of a tile, 1 for a scalar."""
+    if isinstance(value.type, TileType) and value.type.layout is not None:
+        return value.type.layout.elements_per_thread
+    return 1
+
+
+def spread(low: Lowering, value: Value, count: int) -> Slots:
+    """The register slots of a value; one that is the same in all stands for each."""
+    slots = low.slots[value]
+    return slots if len(slots) == count else slots * count
+
+
+def loop(low: Lowering, head: ThreadFor, body: Callable[[], Sequence[Value]]) -> Sequence[Value]:
+    """Build a loop with the bounds, initial values and arguments of `head`; its results.
+
+    `body` builds an iteration and returns what it yields.
+    """
+    b = low.b
+    builder = b.child()
+    b.ranges.enter(head)
+    with b.inside(builder):
+        b.emit(metal.Yield(tuple(body())))
+    b.ranges.leave(head)
+    return b.emit(replace(head, body=builder.block(head.body.args)))
+
+
+def argument(arg: Value, register: int = 0) -> Value:
+    """What a loop binds: uniform for a scalar, each thread's own for a slot of a tile."""
+    uniform = isinstance(arg.type, ScalarType) and arg.type.uniform
+    return Value(ScalarType(element(arg), uniform), slot_name(arg, register), arg.loc)
+
+
+def yielded(low: Lowering, block: Block) -> list[Value]:
+    """What a block hands to its op, one value per register slot even where all are the same."""
+    flat: list[Value] = []
+    for value in block.ops[-1].operands():
+        flat += spread(low, value, registers(value))
+    return flat

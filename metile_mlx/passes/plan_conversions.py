@@ -16,6 +16,7 @@ from metile_mlx.layout.exchange import Memory, exchanges
 from metile_mlx.layout.steps import Choice, Exchange, Lanes, Round
 from metile_mlx.layout.thread_layout import ThreadLayout, transition
 from metile_mlx.passes.conversion_choice import Chosen, choose, report
+from metile_mlx.passes.pipeline_loops import pipeline_bytes
 from metile_mlx.passes.plan_reductions import partial_bytes
 from metile_mlx.report import Allocation
 from metile_mlx.target import Target
@@ -29,8 +30,8 @@ def plan_conversions(func: Func, ctx: Context) -> Func:
 
     `layout/exchange.py` knows how values can travel, `layout/costs.py` what that costs; the
     schedule may forbid some of it. The scratch of a dtype serves all conversions of that dtype. All
-    of it and the memory of reductions fit into the threadgroup's: where they would not, the
-    conversions of the largest scratch make more rounds. Nothing but conversions is touched.
+    of it, and the memory of reductions and operands, fit into the threadgroup's: where they would
+    not, the conversions of the largest scratch make more rounds. Nothing else is touched.
     Appends a LayoutConversion per conversion and an Allocation per scratch to the report.
 
     Raises:
@@ -82,7 +83,8 @@ class _Planner:
         self.buffers: dict[DType, Value] = {}
         self.sizes: dict[DType, int] = {}
         self.plans: dict[Value, Chosen] = {}
-        budget = ctx.target.threadgroup_bytes - partial_bytes(func)
+        reserved = partial_bytes(func) + pipeline_bytes(func, ctx)
+        budget = ctx.target.threadgroup_bytes - reserved
         self._plan(conversions, budget)
 
     def _plan(self, conversions: list[Convert], budget: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from metile_mlx.context import Context
 from metile_mlx.dtypes import DType, bf16, u16
 from metile_mlx.errors import OutOfResources
@@ -11,6 +13,7 @@ from metile_mlx.ir.planned import Barrier, Scratch, ScratchLoad, ScratchStore
 from metile_mlx.ir.rewrite import rewrite
 from metile_mlx.ir.tile import Bitcast
 from metile_mlx.ir.types import TileType
+from metile_mlx.layout.affine import AffineMap
 from metile_mlx.report import Allocation, LayoutConversion, place
 
 
@@ -18,8 +21,8 @@ def plan_operands(func: Func, ctx: Context) -> Func:
     """Replace every tile.operand by a store, a barrier, a load and a barrier. To Stage.PLANNED.
 
     The elements lie in memory row by row. All operands of one dtype use one allocation in turn.
-    Those of loops that are pipelined are planned there. Appends a LayoutConversion per operand and
-    an Allocation per dtype to the report.
+    Those of pipelines are no operands any more (passes/pipeline_loops.py). Appends a
+    LayoutConversion per operand and an Allocation per dtype to the report.
 
     Raises:
         OutOfResources: a tile is larger than threadgroup memory.
@@ -38,7 +41,7 @@ def plan_operands(func: Func, ctx: Context) -> Func:
             return None
         type_ = _tile(item.src)
         buffer = buffers[wire_dtype(type_.dtype)]
-        _report(item, ctx, buffer.name)
+        handed_over(item, ctx, buffer.name, 2)
         store_operand(b, buffer, item.src)
         b.emit(Barrier("publish"))
         loaded = load_operand(b, buffer, item)
@@ -72,16 +75,48 @@ def allocate(b: Builder, wire: DType, elements: int, slot: str, ctx: Context) ->
     return b.add(Scratch(wire, elements, slot), slot)
 
 
-def store_operand(b: Builder, buffer: Value, src: Value) -> None:
-    """All elements of a tile, row by row."""
+def in_turn_bytes(operands: Sequence[Operand]) -> int:
+    """Threadgroup memory of operands that are handed over one after the other."""
+    sizes: dict[DType, int] = {}
+    for item in operands:
+        type_ = _tile(item.src)
+        wire = wire_dtype(type_.dtype)
+        sizes[wire] = max(sizes.get(wire, 0), type_.size * wire.bytes)
+    return sum(sizes.values())
+
+
+def store_operand(
+    b: Builder,
+    buffer: Value,
+    src: Value,
+    order: AffineMap | None = None,
+    stage: Value | None = None,
+) -> None:
+    """All elements of a tile, element i to `order(i)` (None: row by row) of a stage."""
     type_ = _tile(src)
     value = src if type_.dtype != bf16 else b.add(Bitcast(src, u16), f"{src.name}_wire")
-    b.emit(ScratchStore(buffer, value, type_.owners.map))
+    slots = _placed(type_.owners.map, order)
+    b.emit(ScratchStore(buffer, value, slots, stage=stage))
 
 
-def load_operand(b: Builder, buffer: Value, item: Operand) -> Value:
+def load_operand(
+    b: Builder,
+    buffer: Value,
+    item: Operand,
+    order: AffineMap | None = None,
+    stage: Value | None = None,
+) -> Value:
     """What each simdgroup needs of them."""
-    return b.add(ScratchLoad(buffer, _tile(item.src).shape, item.layout, item.layout.map))
+    shape, slots = _tile(item.src).shape, _placed(item.layout.map, order)
+    return b.add(ScratchLoad(buffer, shape, item.layout, slots, stage=stage), item.result.name)
+
+
+def _placed(owned: AffineMap, order: AffineMap | None) -> AffineMap:
+    """Where the element of each slot lies; several slots may own one."""
+    if order is None:
+        return owned
+    columns = tuple(order.apply(column) ^ order.constant for column in owned.columns)
+    return AffineMap(columns, order.apply(owned.constant))
 
 
 def decode(b: Builder, loaded: Value, dtype: DType) -> Value:
@@ -89,7 +124,8 @@ def decode(b: Builder, loaded: Value, dtype: DType) -> Value:
     return b.add(Bitcast(loaded, bf16)) if dtype == bf16 else loaded
 
 
-def _report(item: Operand, ctx: Context, scratch: str) -> None:
+def handed_over(item: Operand, ctx: Context, scratch: str, barriers: int) -> None:
+    """Say in the report that an operand is; `barriers` of its own."""
     ctx.report.layout_conversions.append(
         LayoutConversion(
             item.src.name,
@@ -100,7 +136,7 @@ def _report(item: Operand, ctx: Context, scratch: str) -> None:
             "threadgroup",
             place(item.loc),
             scratch,
-            barriers=2,
+            barriers=barriers,
             reason="each simdgroup needs rows or columns that others have loaded too",
         )
     )

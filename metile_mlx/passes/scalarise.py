@@ -14,13 +14,23 @@ from metile_mlx.ir.core import Block, Func, Op, Value
 from metile_mlx.ir.loops import For, ThreadFor
 from metile_mlx.ir.matrix import Operand
 from metile_mlx.ir.permute import Permute
-from metile_mlx.ir.types import ScalarType, TileType
 from metile_mlx.passes.addresses import View
 from metile_mlx.passes.integers import floor_divide, modulo
 from metile_mlx.passes.lower_lanes import LANES, differs, load_shared, store_shared, where
 from metile_mlx.passes.lower_matrix import MATRIX
 from metile_mlx.passes.lower_moves import MOVES
-from metile_mlx.passes.lowering import Lowered, Lowering, Rules, Slots, slot_name
+from metile_mlx.passes.lower_pipeline import PIPELINE
+from metile_mlx.passes.lowering import (
+    Lowered,
+    Lowering,
+    Rules,
+    Slots,
+    argument,
+    loop,
+    registers,
+    spread,
+    yielded,
+)
 from metile_mlx.passes.reductions import reduce
 from metile_mlx.target import EMULATOR
 
@@ -39,13 +49,6 @@ def scalarise(func: Func, ctx: Context) -> Func:
     lowering = Lowering(func, ctx, RULES)
     lowering.block(func.body)
     return replace(func, params=lowering.params(), body=lowering.b.finish())
-
-
-def _registers(value: Value) -> int:
-    """Register slots of a tile, 1 for a scalar."""
-    if isinstance(value.type, TileType) and value.type.layout is not None:
-        return value.type.layout.elements_per_thread
-    return 1
 
 
 def _constant(low: Lowering, item: tile.Constant) -> Lowered:
@@ -71,7 +74,7 @@ def _arange(low: Lowering, item: tile.Arange) -> Lowered:
 
 
 def _splat(low: Lowering, item: tile.Splat) -> Lowered:
-    return (low.slots[item.src] * _registers(item.result),)
+    return (low.slots[item.src] * registers(item.result),)
 
 
 def _unary(low: Lowering, item: tile.Unary) -> Lowered:
@@ -194,48 +197,29 @@ def _if(low: Lowering, item: tile.If) -> Lowered:
     for block, builder in zip((item.then, item.otherwise), builders, strict=True):
         with b.inside(builder):
             low.block(block)
-            b.emit(metal.Yield(tuple(_yielded(low, block))))
+            b.emit(metal.Yield(tuple(yielded(low, block))))
     condition = low.scalar(item.condition)
     made = iter(b.emit(metal.If(condition, builders[0].block(), builders[1].block())))
-    return tuple(tuple(next(made) for _ in range(_registers(r))) for r in item.results)
+    return tuple(tuple(next(made) for _ in range(registers(r))) for r in item.results)
 
 
 def _for(low: Lowering, item: For) -> Lowered:
-    b = low.b
     bounds = (low.scalar(item.start), low.scalar(item.end), low.scalar(item.step))
-    index = _argument(item.index)
+    index = argument(item.index)
     low.slots[item.index] = (index,)
     inits: list[Value] = []
     for arg, init in zip(item.carried, item.inits, strict=True):
-        count = _registers(arg)
-        low.slots[arg] = tuple(_argument(arg, register) for register in range(count))
-        slots = low.slots[init]
-        inits += slots if len(slots) == count else slots * count
+        count = registers(arg)
+        low.slots[arg] = tuple(argument(arg, register) for register in range(count))
+        inits += spread(low, init, count)
     args = [slot for arg in item.carried for slot in low.slots[arg]]
-    builder = b.child()
-    opened = ThreadFor(*bounds, tuple(inits), Block((), (index, *args)))
-    b.ranges.enter(opened)
-    with b.inside(builder):
+
+    def body() -> list[Value]:
         low.block(item.body)
-        b.emit(metal.Yield(tuple(_yielded(low, item.body))))
-    b.ranges.leave(opened)
-    made = iter(b.emit(ThreadFor(*bounds, tuple(inits), builder.block((index, *args)))))
-    return tuple(tuple(next(made) for _ in range(_registers(r))) for r in item.results)
+        return yielded(low, item.body)
 
-
-def _argument(arg: Value, register: int = 0) -> Value:
-    """What a loop binds: uniform for a scalar, each thread's own for a slot of a tile."""
-    uniform = isinstance(arg.type, ScalarType) and arg.type.uniform
-    return Value(ScalarType(element(arg), uniform), slot_name(arg, register), arg.loc)
-
-
-def _yielded(low: Lowering, block: Block) -> list[Value]:
-    """What a block hands to its op, one value per register slot even where all are the same."""
-    flat: list[Value] = []
-    for value in block.ops[-1].operands():
-        slots = low.slots[value]
-        flat += slots if len(slots) == _registers(value) else slots * _registers(value)
-    return flat
+    made = iter(loop(low, ThreadFor(*bounds, tuple(inits), Block((), (index, *args))), body))
+    return tuple(tuple(next(made) for _ in range(registers(r))) for r in item.results)
 
 
 def _yield(low: Lowering, item: tile.Yield) -> Lowered:
@@ -278,6 +262,7 @@ RULES: Rules = {
     **MOVES,
     **LANES,
     **MATRIX,
+    **PIPELINE,
     Operand: _misplaced,
     planned.Reduce: reduce,
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -21,6 +22,7 @@ from metile_mlx.ir.lanes import LaneReduce, LaneShuffle, Shared, Sync, ThreadId
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.matrix import Coordinate, Dot, Operand
 from metile_mlx.ir.permute import Permute
+from metile_mlx.ir.pipeline import SoftwarePipeline
 from metile_mlx.ir.planned import Barrier, Choose, Scratch, ScratchLoad, ScratchStore, Shuffle
 from metile_mlx.ir.planned import Reduce as PlannedReduce
 from metile_mlx.ir.tile import (
@@ -254,6 +256,44 @@ def _if(s: Programs, op: If) -> None:
 
 def _for(s: Programs, op: For) -> None:
     """Iteration by iteration: the graph holds the body once for each."""
+    held = op.inits
+    for index in _indices(s, op):
+        held = _iteration(s, op.body, (index,), held)
+    for result, value in zip(op.results, held, strict=True):
+        _alias(s, result, value)
+
+
+def _pipeline(s: Programs, op: SoftwarePipeline) -> None:
+    """Phase by phase: the memory of each slot is a part of an array."""
+    indices, held = _indices(s, op), op.inits
+    if op.guard is None:
+        for k in indices:
+            held = _iteration(s, op.steady, (k, k, 0, 0), held)
+    elif s.env[op.guard].item():
+        _iteration(s, op.first, (indices.start, 0), ())
+        for slot, (k, ahead) in enumerate(pairwise(indices)):
+            held = _iteration(s, op.steady, (k, ahead, slot % 2, 1 - slot % 2), held)
+        k = indices[-1] if indices else indices.start
+        held = _iteration(s, op.last, (k, (len(indices) - 1) % 2), held)
+    for result, value in zip(op.results, held, strict=True):
+        _alias(s, result, value)
+
+
+def _iteration(
+    s: Programs, block: Block, numbers: tuple[int, ...], held: tuple[Value, ...]
+) -> tuple[Value, ...]:
+    """Run a block whose arguments are numbers and what is carried; what it yields."""
+    known = [s.facts(value) for value in held]
+    s.forget(block)
+    for arg, number in zip(block.args, numbers, strict=False):
+        s.bind_number(arg, number)
+    for arg, facts in zip(block.args[len(numbers) :], known, strict=True):
+        s.restore(arg, facts)
+    return _run(s, block)
+
+
+def _indices(s: Programs, op: For | SoftwarePipeline) -> range:
+    """What the index of a loop is, one iteration after the other."""
     start, end, step = (_bound(s, op, name) for name in ("start", "end", "step"))
     if step < 1 and start < end:
         raise LaunchError(f"[tile_range] step is {step}, expected at least 1", op.loc)
@@ -265,19 +305,10 @@ def _for(s: Programs, op: For) -> None:
             op.loc,
             "use a larger step, or run a compiled backend",
         )
-    held = op.inits
-    for index in indices:
-        known = [s.facts(value) for value in held]
-        s.forget(op.body)
-        s.bind_number(op.index, index)
-        for arg, facts in zip(op.carried, known, strict=True):
-            s.restore(arg, facts)
-        held = _run(s, op.body)
-    for result, value in zip(op.results, held, strict=True):
-        _alias(s, result, value)
+    return indices
 
 
-def _bound(s: Programs, op: For, name: str) -> int:
+def _bound(s: Programs, op: For | SoftwarePipeline, name: str) -> int:
     value = getattr(op, name)
     if value not in s.fixed:
         raise UnsupportedError(
@@ -322,6 +353,7 @@ RULES: dict[type[Op], Callable[[Programs, Any], mx.array | None]] = {
     Print: _print,
     If: _if,
     For: _for,
+    SoftwarePipeline: _pipeline,
     ThreadId: reference_lanes.thread_id,
     LaneReduce: reference_lanes.reduce,
     LaneShuffle: reference_lanes.shuffle,

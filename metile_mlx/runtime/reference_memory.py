@@ -24,7 +24,7 @@ from metile_mlx.ir.planned import (
     held,
 )
 from metile_mlx.ir.tile import Load, Store, Tensor
-from metile_mlx.ir.types import SlotsType, TileType
+from metile_mlx.ir.types import ScratchType, SlotsType, TileType
 from metile_mlx.layout.affine import AffineMap
 from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.runtime.optional import mx
@@ -135,21 +135,32 @@ def scratch_store(s: Programs, op: ScratchStore) -> None:
     order = _order(op.value)
     slots = _taking_part(order.size, op.value, op.registers)
     source = np.full(s.env[op.buffer].shape[1], -1)
-    source[op.slots.apply(slots) - op.skip] = order[slots]
+    source[op.slots.apply(slots) - op.skip + _stage(s, op)] = order[slots]
     stored = _take(s.env[op.value], np.maximum(source, 0))
     s.env[op.buffer] = mx.where(mx.array(source >= 0)[None], stored, s.env[op.buffer])
 
 
 def scratch_load(s: Programs, op: ScratchLoad) -> mx.array:
     """Read a permutation of the scratch, or of a part of it."""
-    slots = np.argsort(_order(op.result))
-    part = _taking_part(slots.size, op.result, op.registers)
+    order = _order(op.result)
+    # Of the slots that hold an element, the first.
+    slots = np.unique(order, return_index=True)[1]
+    part = _taking_part(order.size, op.result, op.registers)
     reads = np.isin(slots, part)
-    found = _take(s.env[op.buffer], np.where(reads, op.slots.apply(slots) - op.skip, 0))
+    at = op.slots.apply(slots) - op.skip + _stage(s, op)
+    found = _take(s.env[op.buffer], np.where(reads, at, 0))
     if op.base is None:
         return found
     kept = _take(s.env[op.base], _order(op.base)[slots])
     return mx.where(mx.array(reads)[None], found, kept)
+
+
+def _stage(s: Programs, op: ScratchStore | ScratchLoad) -> int:
+    """Where the stage begins that is accessed: the loops of pipelines bind numbers."""
+    if op.stage is None:
+        return 0
+    assert isinstance(op.buffer.type, ScratchType)
+    return int(s.numbers[op.stage]) * op.buffer.type.pitch
 
 
 def barrier(s: Programs, op: Barrier) -> None:
@@ -183,7 +194,8 @@ def _order(value: Value) -> Any:
         return np.arange(value.type.size)
     assert isinstance(value.type, TileType)
     assert value.type.layout is not None
-    return value.type.layout.map.apply(np.arange(value.type.size))
+    slots = value.type.layout.map
+    return slots.apply(np.arange(slots.size))
 
 
 def _taking_part(size: int, value: Value, registers: tuple[int, ...] | None) -> Any:

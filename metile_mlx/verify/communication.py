@@ -7,7 +7,7 @@ evaluated here for every thread, so nothing about their form is assumed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -19,8 +19,9 @@ from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.lanes import RAW
 from metile_mlx.ir.loops import ThreadFor
 from metile_mlx.ir.matrix import FragmentMultiply
+from metile_mlx.ir.pipeline import SoftwarePipeline
 from metile_mlx.ir.stated import AxisReduction
-from metile_mlx.ir.types import SlotsType, TileType
+from metile_mlx.ir.types import ScratchType, SlotsType, TileType
 from metile_mlx.layout.affine import AffineMap, Indices
 from metile_mlx.target import SIMD_WIDTH
 from metile_mlx.verify.axis_reductions import cones
@@ -56,12 +57,16 @@ _SPOKEN_OF = frozenset({*_TOGETHER, metal.If, ThreadFor})
 
 @dataclass(frozen=True)
 class Event:
-    """One step of communication. `table`: what each thread addresses, as bytes of int64."""
+    """One step of communication. `table`: what each thread addresses, as bytes of int64.
+
+    Where a loop takes turns, in each of them. `phase`: of a pipeline, for findings.
+    """
 
     op: Op
     kind: str
     subject: str = ""
     table: bytes = b""
+    phase: str = ""
 
     def matches(self, other: Event) -> bool:
         return (self.kind, self.subject, self.table) == (other.kind, other.subject, other.table)
@@ -116,14 +121,23 @@ class _Threads:
         self.stated = frozenset(op for cone in cones(func) for op in cone.ops)
         self.rows_scratch = {cone.item: self._slots(cone.buffers) for cone in cones(func)}
         self.has_products = any(isinstance(i, FragmentMultiply) for i in walk(func.body))
-        self.orders: dict[Value, ScratchOrder] = {}
+        # Of each piece of memory, its stages.
+        self.memory: dict[Value, list[ScratchOrder]] = {}
+        # In which turn each loop is.
+        self.turns: dict[Op, int] = {}
         self.findings: list[Finding] = []
         self.events: list[Event] = []
 
+    @property
+    def orders(self) -> Iterator[ScratchOrder]:
+        """All stages of all memory."""
+        return (order for stages in self.memory.values() for order in stages)
+
     def run(self) -> None:
         self.block(self.func.body)
-        for order in self.orders.values():
+        for order in self.orders:
             self.findings += order.end()
+        self.findings = list(dict.fromkeys(self.findings))
 
     def block(self, block: Block) -> None:
         for item in block.ops:
@@ -137,10 +151,10 @@ class _Threads:
                 case metal.ThreadgroupLoad() if item.buffer not in self.partials:
                     self.load(item)
                 case metal.SimdReduce(uniform=True) | AxisReduction():
-                    self.events.append(Event(item, "reduce", self.scratch_of(item)))
+                    self.event(item, "reduce", self.scratch_of(item))
                 case metal.Barrier():
-                    self.events.append(Event(item, "barrier", item.role))
-                    for order in self.orders.values():
+                    self.event(item, "barrier", item.role)
+                    for order in self.orders:
                         self.findings += order.barrier(item.role)
                 case metal.Shuffle():
                     self.shuffle(item)
@@ -157,6 +171,13 @@ class _Threads:
         if message:
             self.findings.append(Finding(item, message))
 
+    def event(self, item: Op, kind: str, subject: str = "", table: Indices | None = None) -> None:
+        """Note a step of communication, once for all turns."""
+        if not any(self.turns.values()):
+            self.events.append(
+                Event(item, kind, subject, b"" if table is None else table.tobytes())
+            )
+
     def nested(self, item: metal.If | ThreadFor) -> None:
         """Reductions may stand under conditions that verify/convergence.py proves; no exchange.
 
@@ -170,9 +191,13 @@ class _Threads:
             if not self.has_products and not (reduces and self.is_of_reduction(other)):
                 self.add(other, text)
         if reduces or (self.has_products and communicates):
-            for block in item.blocks():
-                self.events.append(Event(item, "block"))
-                self.block(block)
+            for turn in range(self.values.turns(item) if isinstance(item, ThreadFor) else 1):
+                self.turns[item] = turn
+                for block in item.blocks():
+                    self.event(item, "block")
+                    self.block(block)
+            # What is carried is then what it was in the beginning.
+            self.turns[item] = 0
 
     def is_raw(self, item: Op) -> bool:
         """What the user has asked for, verify/convergence.py and verify/order.py check."""
@@ -192,9 +217,14 @@ class _Threads:
     def allocate(self, item: metal.ThreadgroupAlloc) -> None:
         if item.dtype not in WIRE_DTYPES:
             self.add(item, f"holds {item.dtype}, expected {wires()}")
-        if any(item.slot == order.slot for order in self.orders.values()):
+        if any(item.slot == order.slot for order in self.orders):
             self.add(item, f"{item.slot} is allocated twice, expected one allocation per slot id")
-        self.orders[item.result] = ScratchOrder(item.slot, item.dtype, item.elements)
+        if item.stages < 1 or item.elements % item.stages:
+            self.add(item, f"has {item.stages} stages of {item.elements} elements, expected alike")
+            return
+        size = item.elements // item.stages
+        orders = [ScratchOrder(item.slot, item.dtype, size) for _ in range(item.stages)]
+        self.memory[item.result] = orders
 
     def scratch_of(self, item: metal.SimdReduce | AxisReduction) -> str:
         """The slot id of the partials a total is made of."""
@@ -203,8 +233,8 @@ class _Threads:
         load = self.values.made_by.get(item.src)
         if not isinstance(load, metal.ThreadgroupLoad) or load.buffer not in self.partials:
             return ""
-        order = self.orders.get(load.buffer)
-        return "" if order is None else order.slot
+        stages = self.memory.get(load.buffer)
+        return stages[0].slot if stages else ""
 
     def store(self, item: metal.ThreadgroupStore) -> None:
         order, table = self.access(item, item.buffer, item.index, "writes")
@@ -231,53 +261,90 @@ class _Threads:
             return
         if element(item.lane) != u16 or int(lanes.max()) >= SIMD_WIDTH:
             self.add(item, f"takes from lane {lanes.max()}, expected a u16 below {SIMD_WIDTH}")
-        self.events.append(Event(item, "shuffle", str(dtype), lanes.tobytes()))
+        self.event(item, "shuffle", str(dtype), lanes)
 
     def access(
         self, item: Op, buffer: Value, index: Value, verb: str
     ) -> tuple[ScratchOrder | None, Indices | None]:
         """The accessed allocation and each thread's element, where they are known."""
-        order = self.orders.get(buffer)
-        if order is None:
+        stages = self.memory.get(buffer)
+        if not stages:
             self.add(item, f"accesses {buffer!r}, expected an allocation made before")
             return None, None
-        table = self.values.evaluate(index)
+        table, loop = self.values.in_turns(index)
         if table is None or element(index) != u32:
             self.add(item, f"its index {index!r} is no u32 function of the thread index")
-            return order, None
-        if int(table.max()) >= order.elements:
-            self.add(
-                item, f"{verb} element {table.max()} of {order.slot}, which has {order.elements}"
-            )
-        kind = "store" if verb == "writes" else "load"
-        self.events.append(Event(item, kind, order.slot, table.tobytes()))
-        return order, table
+            return stages[0], None
+        pitch, slot = stages[0].elements, stages[0].slot
+        elements = pitch * len(stages)
+        if int(table.max()) >= elements:
+            self.add(item, f"{verb} element {table.max()} of {slot}, which has {elements}")
+        self.event(item, "store" if verb == "writes" else "load", slot, table)
+        here = table if loop is None else table[self.turns.get(loop, 0)]
+        first = min(int(here[0]) // max(pitch, 1), len(stages) - 1)
+        here = here - first * pitch
+        if len(stages) > 1 and not ((here >= 0) & (here < pitch)).all():
+            self.add(item, f"{verb} elements of several stages of {slot}, expected of one")
+        return stages[first], here
 
 
 def _planned_events(func: Func) -> list[Event]:
     """The communication that a Stage.PLANNED program asks for, an event per register."""
     slots = {i.result: i.slot for i in walk(func.body) if isinstance(i, planned.Scratch)}
     events: list[Event] = []
+    turns: dict[Value, Indices] = {}
 
-    def visit(block: Block) -> None:
+    def visit(block: Block, phase: str = "") -> None:
         for item in block.ops:
-            events.extend(_asked(item, slots, func.threads))
+            for event in _asked(item, slots, func.threads, turns):
+                events.append(replace(event, phase=phase))
+            if isinstance(item, SoftwarePipeline):
+                pipeline(item)
+                continue
             inside = (other for inner in item.blocks() for other in walk(inner))
             if any(isinstance(other, _PLANNED) for other in inside):
                 for inner in item.blocks():
                     events.append(Event(item, "block"))
                     visit(inner)
 
+    def pipeline(item: SoftwarePipeline) -> None:
+        """A loop, or a branch with a loop in it; slots are taken in turns."""
+        turns.update(_slots_of(item))
+        for phase, block in item.phases.items():
+            if item.guard is not None and phase == "first":
+                events.append(Event(item, "block", phase=phase))
+            if phase == "steady":
+                events.append(Event(item, "block", phase=phase))
+            visit(block, phase)
+        if item.guard is not None:
+            events.append(Event(item, "block", phase="none"))
+
     visit(func.body)
     return events
 
 
-def _asked(item: Op, slots: Mapping[Value, str], threads: int) -> Iterator[Event]:
+def _slots_of(item: SoftwarePipeline) -> Iterator[tuple[Value, Indices]]:
+    """What the slots are that the phases bind, turn by turn."""
+    both = np.array([[0], [1]])
+    none = both[:1]
+    steady = (none, none) if item.guard is None else (both, both[::-1])
+    yield from zip(item.first.args[1:2], (none,), strict=False)
+    yield from zip(item.steady.args[2:4], steady, strict=False)
+    yield from zip(item.last.args[1:2], (both,), strict=False)
+
+
+def _asked(
+    item: Op, slots: Mapping[Value, str], threads: int, turns: Mapping[Value, Indices]
+) -> Iterator[Event]:
     match item:
         case planned.ScratchStore() | planned.ScratchLoad():
             kind = "store" if isinstance(item, planned.ScratchStore) else "load"
             for row in _rows(item.slots, item.registers, threads):
-                yield Event(item, kind, slots[item.buffer], (row - item.skip).tobytes())
+                table = row - item.skip
+                if item.stage is not None:
+                    assert isinstance(item.buffer.type, ScratchType)
+                    table = table + turns[item.stage] * item.buffer.type.pitch
+                yield Event(item, kind, slots[item.buffer], table.tobytes())
         case planned.Barrier():
             yield Event(item, "barrier", item.role)
         case planned.Reduce():
@@ -322,9 +389,11 @@ def _compare(expected: list[Event], found: list[Event]) -> list[Finding]:
 
 
 def _difference(event: Event, here: Event | None) -> Finding:
-    source = f"the {event.kind} {event.subject} of line {event.op.loc.line}".replace("  ", " ")
+    phase = f" in phase {event.phase}" if event.phase else ""
+    source = f"the {event.kind} {event.subject} of line {event.op.loc.line}{phase}"
+    source = source.replace("  ", " ")
     if here is None:
-        return Finding(event.op, "is missing in the program after")
+        return Finding(event.op, f"is missing in the program after{phase}")
     if (here.kind, here.subject) == (event.kind, event.subject):
         return Finding(here.op, f"other threads or elements than in {source}, expected the same")
     return Finding(here.op, f"stands where {source} is expected")

@@ -8,6 +8,7 @@ from metile_mlx.analysis.uniformity import proven_uniform
 from metile_mlx.ir import metal, tile
 from metile_mlx.ir.core import Effect, Func, Op, Value, walk
 from metile_mlx.ir.loops import Loop
+from metile_mlx.ir.pipeline import SoftwarePipeline
 from metile_mlx.verify.findings import Finding
 
 
@@ -38,6 +39,9 @@ def _deciding(item: Op) -> tuple[Value, ...]:
     """The values that decide whether, or how often, the blocks of an op run."""
     if isinstance(item, Loop):
         return item.start, item.end, item.step
+    if isinstance(item, SoftwarePipeline):
+        guard = () if item.guard is None else (item.guard,)
+        return item.start, item.end, item.step, *guard
     if isinstance(item, tile.If | metal.If):
         return (item.condition,)
     return ()

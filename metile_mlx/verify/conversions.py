@@ -19,6 +19,7 @@ from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.matrix import Dot, Operand
 from metile_mlx.ir.permute import Permute
+from metile_mlx.ir.pipeline import SoftwarePipeline
 from metile_mlx.ir.planned import (
     Barrier,
     Choose,
@@ -34,14 +35,16 @@ from metile_mlx.layout.operand import Layout, OperandLayout
 from metile_mlx.target import SIMD_WIDTH
 from metile_mlx.verify.findings import Finding
 from metile_mlx.verify.meaning import Meaning, Numbering, differences
+from metile_mlx.verify.pipeline_meaning import follow
 from metile_mlx.verify.scratch import WIRE_DTYPES, ScratchOrder
 
-ROLES = ("publish", "release")
+ROLES = {"publish": ("publish",), "release": ("release",), "rotate": ("publish", "release")}
+"""What a barrier of each role does."""
 
 # Communication, and what means something else than its op and operands.
 _SPECIAL = frozenset({
     Cast, Bitcast, Store, Print, Convert, Permute, If, Scratch, ScratchStore, ScratchLoad,
-    Barrier, Shuffle, Choose, tile.Reduce, planned.Reduce, For, Operand,
+    Barrier, Shuffle, Choose, tile.Reduce, planned.Reduce, For, Operand, SoftwarePipeline,
 })  # fmt: skip
 
 
@@ -101,7 +104,9 @@ class _Planned:
         self.func = func
         self.meaning = meaning
         self.findings: list[Finding] = []
-        self.buffers: dict[Value, _Buffer] = {}
+        self.buffers: dict[tuple[Value, int], _Buffer] = {}
+        # Which stage the slots of a pipeline are.
+        self.stages: dict[Value, int] = {}
         # The element in each slot, in the middle of a conversion.
         self.held: dict[Value, Indices] = {}
         self.loops = 0
@@ -137,6 +142,8 @@ class _Planned:
                     self.permute(item)
                 case For():
                     self.loop(item, path)
+                case SoftwarePipeline():
+                    follow(item, self, path)
                 case tile.Reduce() | planned.Reduce():
                     self.reduce(item)
                 case _:
@@ -169,17 +176,31 @@ class _Planned:
 
     def loop(self, item: For, path: tuple[Hashable, ...]) -> None:
         """Alike are loops at the same place, over the same bounds, that carry the same."""
-        numbers, of = self.meaning.numbers, self.meaning.numbering.of
-        self.loops += 1
-        given = [numbers[value] for value in (item.start, item.end, item.step, *item.inits)]
-        key = (For, self.loops, *given)
+        key = self.enter(item)
         for position, arg in enumerate(item.body.args):
-            self.meaning.define(arg, of(*key, "argument", position))
+            self.meaning.define(arg, self.meaning.numbering.of(*key, "argument", position))
         self.block(item.body, (*path, key))
-        self.meaning.carried(item, (*path, key))
-        left = [numbers[value] for value in item.yields]
+        self.leave(item, item.body, (*path, key))
+
+    def enter(self, item: For | SoftwarePipeline) -> tuple[Hashable, ...]:
+        """What tells a loop from others."""
+        self.loops += 1
+        given = (item.start, item.end, item.step, *item.inits)
+        return (For, self.loops, *[self.meaning.numbers[value] for value in given])
+
+    def leave(self, item: For | SoftwarePipeline, body: Block, path: tuple[Hashable, ...]) -> None:
+        """Note what an iteration hands on, and what the last one leaves."""
+        self.meaning.carried(body, path)
+        left = [self.meaning.numbers[value] for value in body.ops[-1].operands()]
+        key = path[-1]
+        assert isinstance(key, tuple)
         for position, result in enumerate(item.results):
-            self.meaning.define(result, of(*key, *left, position))
+            self.meaning.define(result, self.meaning.numbering.of(*key, *left, position))
+
+    def origins(self, storage: tuple[Value, ...], stage: int) -> list[int]:
+        """Which tile lies in a stage of each memory, -1 for none."""
+        found = (self.buffers.get((memory, stage)) for memory in storage)
+        return [-1 if buffer is None else buffer.origin for buffer in found]
 
     def reduce(self, item: tile.Reduce | planned.Reduce) -> None:
         """Its memory is the business of verify/reductions.py; its barrier orders all memory."""
@@ -232,17 +253,23 @@ class _Planned:
             self.add(item, f"holds {item.dtype}, expected {wires()}")
         if any(item.slot == buffer.order.slot for buffer in self.buffers.values()):
             self.add(item, f"{item.slot} is allocated twice, expected one allocation per slot id")
-        order = ScratchOrder(item.slot, item.dtype, item.elements)
-        held = np.full(max(item.elements, 0), -1)
-        self.buffers[item.result] = _Buffer(order, held, -1)
+        if item.stages < 1 or item.elements % item.stages:
+            self.add(item, f"has {item.stages} stages of {item.elements} elements, expected alike")
+            return
+        for stage in range(item.stages):
+            order = ScratchOrder(item.slot, item.dtype, item.elements // item.stages)
+            held = np.full(max(order.elements, 0), -1)
+            self.buffers[item.result, stage] = _Buffer(order, held, -1)
 
     def barrier(self, item: Barrier) -> None:
         orders = [buffer.order for buffer in self.buffers.values()]
         if item.role not in ROLES:
-            self.add(item, f"role is {item.role!r}, expected 'publish' or 'release'")
-        elif item.role == "publish" and all(order.stored is None for order in orders):
+            self.add(item, f"role is {item.role!r}, expected one of {', '.join(ROLES)}")
+            return
+        does = ROLES[item.role]
+        if "publish" in does and all(order.stored is None for order in orders):
             self.add(item, "publishes nothing: no store precedes it since the last barrier")
-        elif item.role == "release" and all(order.loaded is None for order in orders):
+        elif "release" in does and all(order.loaded is None for order in orders):
             self.add(item, "releases nothing: no load precedes it since the last barrier")
         for order in orders:
             self.findings += order.barrier(item.role)
@@ -252,7 +279,7 @@ class _Planned:
         if table is None:
             self.add(item, f"stores {item.value.type}, expected a tile with a layout")
             return
-        found = self.access(item, item.buffer, table.size, "writes")
+        found = self.access(item, table.size, "writes")
         if found is None:
             return
         buffer, part, places = found
@@ -274,7 +301,7 @@ class _Planned:
         if base is not None and base.size != size:
             self.add(item, f"puts {size} slots into {base.size}, expected as many")
             return
-        found = self.access(item, item.buffer, size, "reads")
+        found = self.access(item, size, "reads")
         if found is None:
             return
         buffer, part, places = found
@@ -289,13 +316,15 @@ class _Planned:
         self.deliver(item, received, buffer.origin, not message)
 
     def access(
-        self, item: ScratchStore | ScratchLoad, value: Value, size: int, verb: str
+        self, item: ScratchStore | ScratchLoad, size: int, verb: str
     ) -> tuple[_Buffer, Indices, Indices] | None:
         """The accessed scratch, the slots that take part and their scratch elements, if all of
         that exists."""
-        buffer = self.buffers.get(value)
+        stage = 0 if item.stage is None else self.stages.get(item.stage, -1)
+        buffer = self.buffers.get((item.buffer, stage))
         if buffer is None:
-            self.add(item, f"accesses {value!r}, expected the result of tile.scratch")
+            what = f"stage {item.stage!r} of " if item.stage is not None else ""
+            self.add(item, f"accesses {what}{item.buffer!r}, expected the result of tile.scratch")
             return None
         part = self.part(item, item.slots, size, item.registers)
         if part is None:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from metile_mlx.dtypes import DType, bool_
-from metile_mlx.ir.core import Effect, Op, Value, literal_key
-from metile_mlx.ir.loops import For
+from metile_mlx.ir.core import Block, Effect, Op, Value, literal_key
 from metile_mlx.ir.tile import Bitcast, Cast, Print, Store
 from metile_mlx.ir.types import ScalarType, TileType, Type
 from metile_mlx.layout.operand import Layout
@@ -120,10 +119,10 @@ class Meaning:
         self.accesses.append((item, key))
         return Stored(item, path, parts)
 
-    def carried(self, item: For, path: tuple[Hashable, ...]) -> None:
+    def carried(self, body: Block, path: tuple[Hashable, ...]) -> None:
         """What an iteration hands to the next one is compared like what is stored."""
-        end = item.body.ops[-1]
-        parts = tuple(Part("yield", value, self.numbers[value]) for value in item.yields)
+        end = body.ops[-1]
+        parts = tuple(Part("yield", value, self.numbers[value]) for value in end.operands())
         self.stores.append(Stored(end, path, parts))
 
     def _field(self, item: Any) -> Hashable:

@@ -5,7 +5,8 @@ barrier has closed yet. A branch leaves those of both sides; the body of a loop 
 that its first accesses meet those which its last iteration left open.
 
 Two accesses conflict when one writes and two different threads name one element. Elements that do
-not follow from the thread index alone may be any; of one access they are taken to be different.
+not follow from the thread index alone may be any; of one access they are taken to be different. But
+a loop may take the parts of a memory in turns: then its body is walked until all turns have met.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from metile_mlx.ir import metal, planned, tile
 from metile_mlx.ir.core import Block, Func, Op, Value
 from metile_mlx.ir.lanes import SharedAlloc
 from metile_mlx.ir.loops import Loop
+from metile_mlx.ir.pipeline import SoftwarePipeline
 from metile_mlx.layout.affine import Indices
 from metile_mlx.verify.findings import Finding
 from metile_mlx.verify.thread_values import thread_values
@@ -26,12 +28,19 @@ from metile_mlx.verify.thread_values import thread_values
 
 @dataclass(frozen=True, eq=False)
 class _Access:
-    """One access; `places`: each thread's element, -1 for none, None where that isn't known."""
+    """One access.
+
+    `places`: each thread's element, -1 for none, None where that isn't known; where a loop takes
+    turns, a row for each, this iteration's first. `run`: that loop, this time that it runs.
+    `stage`: of a planned access, if known.
+    """
 
     op: Op
     buffer: Value
     writes: bool
     places: Indices | None
+    run: object = None
+    stage: int | None = None
 
 
 def declared(func: Func) -> frozenset[Value]:
@@ -56,7 +65,8 @@ def check_order(func: Func) -> list[Finding]:
     for one, other in walker.races:
         if one.buffer in shared:
             raise _race(one, other)
-    return [Finding(one.op, _text(one, other)) for one, other in walker.races if one is not other]
+    races = ((one.op, _text(one, other)) for one, other in walker.races if one is not other)
+    return [Finding(item, text) for item, text in dict.fromkeys(races)]
 
 
 def _race(one: _Access, other: _Access) -> CompileError:
@@ -95,16 +105,20 @@ class _Walk:
         self.values = thread_values(func)
         # In the order in which they were found.
         self.races: dict[tuple[_Access, _Access], None] = {}
-        self._accesses: dict[tuple[Op, bool], _Access] = {}
+        self._accesses: dict[tuple[Op, bool, object, int, int | None], _Access] = {}
+        # The loops that are walked: this run of each, and its iteration.
+        self.runs: dict[Op, tuple[object, int]] = {}
+        # Which stage the slots of a pipeline are.
+        self.stages: dict[Value, int] = {}
 
     def block(self, block: Block, open_: frozenset[_Access]) -> frozenset[_Access]:
         """The accesses left open behind the block, of those before it and its own."""
         for item in block.ops:
             match item:
                 case Loop():
-                    # After the second walk no third one would find more open.
-                    for _ in range(2):
-                        open_ |= self.block(item.body, open_)
+                    open_ = self.loop(item, open_)
+                case SoftwarePipeline():
+                    open_ = self.pipeline(item, open_)
                 case tile.If() | metal.If():
                     sides = [self.block(inner, open_) for inner in item.blocks()]
                     open_ = frozenset().union(*sides)
@@ -123,20 +137,53 @@ class _Walk:
                     pass
         return open_
 
+    def loop(self, item: Loop, open_: frozenset[_Access]) -> frozenset[_Access]:
+        """After the second walk no third one would find more open, were it not for turns."""
+        run = object()
+        for turn in range(1 + self.values.turns(item)):
+            self.runs[item] = run, turn
+            open_ |= self.block(item.body, open_)
+        del self.runs[item]
+        return open_
+
+    def pipeline(self, item: SoftwarePipeline, open_: frozenset[_Access]) -> frozenset[_Access]:
+        """All phases, after any number of steps."""
+        if item.guard is None:
+            self.stages.update((arg, 0) for arg in item.steady.args[2:4])
+            for _ in range(2):
+                open_ |= self.block(item.steady, open_)
+            return open_
+        self.stages.update((arg, 0) for arg in item.first.args[1:2])
+        now, left = self.block(item.first, open_), open_
+        for step in range(4):
+            slot = step % 2
+            self.stages.update((arg, slot) for arg in item.last.args[1:2])
+            left |= self.block(item.last, now)
+            self.stages.update(zip(item.steady.args[2:4], (slot, 1 - slot), strict=False))
+            now = self.block(item.steady, now)
+        return left
+
     def access(self, item: Op, buffer: Value, writes: bool) -> _Access:
-        key = (item, writes)
+        value = getattr(item, "stage", None)
+        stage = self.stages.get(value) if isinstance(value, Value) else None
+        found, loop = self.places(item)
+        run, turn = (None, 0) if loop is None else self.runs.get(loop, (None, 0))
+        key = (item, writes, run, turn, stage)
         if key not in self._accesses:
-            self._accesses[key] = _Access(item, buffer, writes, self.places(item))
+            if found is not None and found.ndim > 1:
+                found = np.roll(found, -turn, axis=0)
+            self._accesses[key] = _Access(item, buffer, writes, found, run, stage)
         return self._accesses[key]
 
-    def places(self, item: Op) -> Indices | None:
+    def places(self, item: Op) -> tuple[Indices | None, Op | None]:
+        """Each thread's element, and the loop that takes turns."""
         if not isinstance(item, metal.ThreadgroupStore | metal.ThreadgroupLoad):
-            return None
-        found = self.values.evaluate(item.index)
+            return None, None
+        found, loop = self.values.in_turns(item.index)
         if found is None or item.mask is None:
-            return found
+            return found, loop
         mask = self.values.evaluate(item.mask)
-        return found if mask is None else np.where(mask != 0, found, -1)
+        return (found if mask is None else np.where(mask != 0, found, -1)), loop
 
     def meet(self, item: Op, buffer: Value, writes: bool, open_: frozenset[_Access]) -> _Access:
         """Note an access beside those that are open."""
@@ -151,8 +198,19 @@ class _Walk:
 
 def _may_meet(a: _Access, b: _Access) -> bool:
     """Whether two different threads may name one element."""
+    if a.stage is not None and b.stage is not None and a.stage != b.stage:
+        # Each stays in its stage: verify/pipelines.py.
+        return False
     if a.places is None or b.places is None:
         return True
-    threads = np.arange(len(a.places))
-    same = (a.places[:, None] == b.places[None]) & (a.places[:, None] >= 0)
+    one, two = np.atleast_2d(a.places), np.atleast_2d(b.places)
+    if a is b or (a.run is not None and a.run is b.run):
+        return any(map(_share, one, two))
+    # In which turns they are is not known of each other.
+    return any(_share(row, other) for row in one for other in two)
+
+
+def _share(a: Indices, b: Indices) -> bool:
+    threads = np.arange(len(a))
+    same = (a[:, None] == b[None]) & (a[:, None] >= 0)
     return bool((same & (threads[:, None] != threads[None])).any())

@@ -88,7 +88,10 @@ class ScratchOrder:
         return at[(at >= 0) & (at < self.written.size)]
 
     def barrier(self, role: str) -> list[Finding]:
-        """All threads have met; what this barrier should not have found open."""
+        """All threads have met; what this barrier should not have found open.
+
+        One that rotates stages publishes what has been stored and releases what has been read.
+        """
         open_stores = self._open_stores() if role == "release" else []
         open_loads = self._open_loads() if role == "publish" else []
         if self.stored is not None:

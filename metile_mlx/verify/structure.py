@@ -18,6 +18,7 @@ from metile_mlx.ir.lanes import (
 )
 from metile_mlx.ir.loops import For, Loop, ThreadFor, fits
 from metile_mlx.ir.permute import Permute
+from metile_mlx.ir.pipeline import SoftwarePipeline
 from metile_mlx.ir.types import PointerType, ScalarType, Type
 from metile_mlx.verify.findings import Finding
 
@@ -30,7 +31,7 @@ _OWNED = frozenset({
 })  # fmt: skip
 _COMMUNICATION = frozenset({
     planned.Scratch, planned.ScratchStore, planned.ScratchLoad, planned.Barrier, planned.Shuffle,
-    planned.Reduce, planned.Choose,
+    planned.Reduce, planned.Choose, SoftwarePipeline,
 })  # fmt: skip
 _METAL = frozenset({
     metal.Constant, metal.ThreadIndex, metal.ProgramId, metal.NumPrograms, metal.Unary,

@@ -18,7 +18,8 @@ from metile_mlx.ir.lanes import Sync
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.matrix import Coordinate, Dot
 from metile_mlx.ir.permute import Permute
-from metile_mlx.ir.types import ScalarType, SlotsType, TileType, Type
+from metile_mlx.ir.pipeline import SoftwarePipeline
+from metile_mlx.ir.types import ScalarType, ScratchType, SlotsType, TileType, Type
 from metile_mlx.layout.affine import Indices
 from metile_mlx.layout.operand import Layout
 from metile_mlx.verify import numbers
@@ -27,8 +28,10 @@ from metile_mlx.verify.decisions import Decisions
 from metile_mlx.verify.lane_reader import LaneReader, is_own
 from metile_mlx.verify.matrix_numbers import coordinates, product
 from metile_mlx.verify.numbers import Numbers
+from metile_mlx.verify.pipeline_reader import piped
 from metile_mlx.verify.reading import (
     Access,
+    Unreadable,
     access,
     along,
     barrier,
@@ -131,6 +134,8 @@ class TileReader:
                 return self.branch(item, path)
             case For():
                 return repeated(item, self.numbers, path, self.block)
+            case SoftwarePipeline():
+                return piped(item, self.numbers, path, self.block)
             case _:
                 return self.communicate(item)
 
@@ -148,14 +153,13 @@ class TileReader:
             case planned.ScratchStore():
                 slots = self.named(item.registers, item.slots.size)
                 held = self.held[item.buffer].copy()
-                held[:, images(item.slots)[slots] - item.skip] = self.slots(item.value)[:, slots]
+                held[self.places(item, slots)] = self.slots(item.value)[:, slots]
                 self.held[item.buffer] = held
                 return ()
             case planned.ScratchLoad():
                 slots = self.named(item.registers, item.slots.size)
                 found = self.base(item.base, item.slots.size)
-                held = self.held[item.buffer]
-                found[:, slots] = held[:, images(item.slots)[slots] - item.skip]
+                found[:, slots] = self.held[item.buffer][self.places(item, slots)]
                 return (self.owned(found, item.layout),)
             case planned.Barrier():
                 self.accesses.append(barrier(item, item.role))
@@ -174,6 +178,22 @@ class TileReader:
                 return ()
             case _:
                 return self.lanes.op(item)
+
+    def places(
+        self, item: planned.ScratchStore | planned.ScratchLoad, slots: Indices
+    ) -> tuple[Indices, Indices]:
+        """Per trial and slot, the element of memory: an index of what it holds.
+
+        Raises:
+            Unreadable: there is no such element.
+        """
+        at = images(item.slots)[slots][None] - item.skip
+        if item.stage is not None:
+            assert isinstance(item.buffer.type, ScratchType)
+            at = at + self.numbers[item.stage] * item.buffer.type.pitch
+        if at.min() < 0 or at.max() >= self.held[item.buffer].shape[1]:
+            raise Unreadable(item.opcode)
+        return np.arange(numbers.TRIALS)[:, None], at
 
     def permuted(self, item: Permute) -> Numbers:
         """Element i is element j of the operand: bit b of j is bit `bit_order[b]` of i."""

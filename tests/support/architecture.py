@@ -32,7 +32,7 @@ FOLDER_RANKS = {
 }  # fmt: skip
 FILE_RANKS = {
     "errors.py": 0, "config.py": 0, "dtypes.py": 0, "target.py": 0, "locks.py": 0,
-    "ir/types.py": 2, "ir/core.py": 2, "ir/printer.py": 2, "ir/rewrite.py": 2,
+    "ir/types.py": 2, "ir/core.py": 2, "ir/printer.py": 2, "ir/rewrite.py": 2, "ir/cloning.py": 2,
     "report.py": 4, "context.py": 4, "compiler.py": 6,
 }  # fmt: skip
 

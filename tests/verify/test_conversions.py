@@ -328,7 +328,7 @@ def test_c4_a_wrong_role_and_a_barrier_for_nothing() -> None:
     message = rejected(edit(func, {release: (release, release)}), owned)
     assert "releases nothing: no load precedes it since the last barrier" in message
     odd = replace(release, role="rest")  # type: ignore[call-arg]
-    assert "role is 'rest', expected 'publish' or 'release'" in (
+    assert "role is 'rest', expected one of publish, release, rotate" in (
         rejected(edit(func, {release: (odd,)}), owned)
     )
 
@@ -346,7 +346,7 @@ def test_c4_two_allocations_share_no_slot_id() -> None:
     owned, func = CASES["one exchange"]
     scratch = the(func, planned.Scratch)
     twin = replace(scratch, results=(Value(scratch.result.type, "twin", scratch.loc),))
-    assert "%twin = tile.scratch dtype=metile.f32, elements=64, slot='scratch_f32' : " in (
+    assert "%twin = tile.scratch dtype=metile.f32, elements=64, slot='scratch_f32', " in (
         rejected(edit(func, {scratch: (scratch, twin)}), owned)
     )
 

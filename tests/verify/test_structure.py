@@ -11,7 +11,7 @@ from metile_mlx import ir
 from metile_mlx.context import Stage
 from metile_mlx.dtypes import bool_, f32, i32, u32
 from metile_mlx.errors import VerificationError
-from metile_mlx.ir import lanes, loops, matrix, metal, permute, planned, stated, tile
+from metile_mlx.ir import lanes, loops, matrix, metal, permute, pipeline, planned, stated, tile
 from metile_mlx.ir.arith import BinaryKind
 from metile_mlx.ir.core import Block, Builder, Func, Op, Value
 from metile_mlx.ir.types import PointerType, ScalarType, ScratchType, TileType, Type
@@ -184,10 +184,10 @@ def test_a_branch_on_what_differs_between_threads() -> None:
 
 def every_op() -> set[type[Op]]:
     modules = {name for _, name, _ in pkgutil.iter_modules(ir.__path__)}
-    assert {"tile", "planned", "metal", "stated", "loops", "lanes", "matrix"} <= modules
+    assert {"tile", "planned", "metal", "stated", "loops", "lanes", "matrix", "pipeline"} <= modules
     return {
         item
-        for module in (tile, permute, planned, metal, stated, loops, lanes, matrix)
+        for module in (tile, permute, planned, metal, stated, loops, lanes, matrix, pipeline)
         for item in vars(module).values()
         if isinstance(item, type) and issubclass(item, Op) and item not in (Op, loops.Loop)
     }
