@@ -352,10 +352,10 @@ class ThreadgroupAlloc(Op):
     dtype: DType
     elements: int
     slot: str
-    stages: int = 1
+    stages: int | None = None
 
     def infer(self) -> tuple[Type, ...]:
-        return (ScratchType(self.dtype, self.elements, self.stages),)
+        return (ScratchType(self.dtype, self.elements, self.stages or 1),)
 
 
 @op("metal.threadgroup_store", Effect.WRITE)

@@ -21,16 +21,16 @@ from metile_mlx.layout.thread_layout import ThreadLayout
 class Scratch(Op):
     """Threadgroup memory of its own for the whole kernel.
 
-    It has `stages` of one size, one behind the other.
+    It is made of `stages` of one size, one behind the other; None is one.
     """
 
     dtype: DType
     elements: int
     slot: str  # the report's scratch id; also keeps two allocations apart
-    stages: int = 1
+    stages: int | None = None
 
     def infer(self) -> tuple[Type, ...]:
-        return (ScratchType(self.dtype, self.elements, self.stages),)
+        return (ScratchType(self.dtype, self.elements, self.stages or 1),)
 
 
 @op("tile.scratch_store", Effect.WRITE)

@@ -219,11 +219,12 @@ class _Threads:
             self.add(item, f"holds {item.dtype}, expected {wires()}")
         if any(item.slot == order.slot for order in self.orders):
             self.add(item, f"{item.slot} is allocated twice, expected one allocation per slot id")
-        if item.stages < 1 or item.elements % item.stages:
-            self.add(item, f"has {item.stages} stages of {item.elements} elements, expected alike")
+        stages = 1 if item.stages is None else item.stages
+        if stages < 1 or item.elements % stages:
+            self.add(item, f"has {stages} stages of {item.elements} elements, expected alike")
             return
-        size = item.elements // item.stages
-        orders = [ScratchOrder(item.slot, item.dtype, size) for _ in range(item.stages)]
+        size = item.elements // stages
+        orders = [ScratchOrder(item.slot, item.dtype, size) for _ in range(stages)]
         self.memory[item.result] = orders
 
     def scratch_of(self, item: metal.SimdReduce | AxisReduction) -> str:

@@ -253,11 +253,12 @@ class _Planned:
             self.add(item, f"holds {item.dtype}, expected {wires()}")
         if any(item.slot == buffer.order.slot for buffer in self.buffers.values()):
             self.add(item, f"{item.slot} is allocated twice, expected one allocation per slot id")
-        if item.stages < 1 or item.elements % item.stages:
-            self.add(item, f"has {item.stages} stages of {item.elements} elements, expected alike")
+        stages = 1 if item.stages is None else item.stages
+        if stages < 1 or item.elements % stages:
+            self.add(item, f"has {stages} stages of {item.elements} elements, expected alike")
             return
-        for stage in range(item.stages):
-            order = ScratchOrder(item.slot, item.dtype, item.elements // item.stages)
+        for stage in range(stages):
+            order = ScratchOrder(item.slot, item.dtype, item.elements // stages)
             held = np.full(max(order.elements, 0), -1)
             self.buffers[item.result, stage] = _Buffer(order, held, -1)
 

@@ -346,7 +346,7 @@ def test_c4_two_allocations_share_no_slot_id() -> None:
     owned, func = CASES["one exchange"]
     scratch = the(func, planned.Scratch)
     twin = replace(scratch, results=(Value(scratch.result.type, "twin", scratch.loc),))
-    assert "%twin = tile.scratch dtype=metile.f32, elements=64, slot='scratch_f32', " in (
+    assert "%twin = tile.scratch dtype=metile.f32, elements=64, slot='scratch_f32' : " in (
         rejected(edit(func, {scratch: (scratch, twin)}), owned)
     )
 
