@@ -5,13 +5,14 @@ from __future__ import annotations
 from metile_mlx.ir import metal, planned, tile
 from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Block, Func, Value, definitions
-from metile_mlx.ir.loops import For
+from metile_mlx.ir.loops import For, ThreadFor
 from metile_mlx.ir.matrix import Dot
+from metile_mlx.ir.pipeline import SoftwarePipeline
 from metile_mlx.verify.conversions import images
 from metile_mlx.verify.thread_values import thread_values
 
 # Each register slot of what these make has an op, or an argument, of its own.
-_OWN = (tile.Load, planned.ScratchLoad, Dot, For)
+_OWN = (tile.Load, planned.ScratchLoad, Dot, For, SoftwarePipeline)
 # These may be simplified where an operand is the same in several slots.
 _IN_ORDER = (tile.Unary, tile.Bitcast, tile.Fma, tile.Cast)
 
@@ -73,6 +74,9 @@ class RegisterSlots:
     def elsewhere(self, of: Value, register: int, value: Value) -> str:
         """Whether it is made in another line than its tile, or loads other elements."""
         wanted, found = self.tiles.get(of), self.values.made_by.get(value)
+        if wanted is None and isinstance(found, ThreadFor):
+            # The last phase of a pipeline binds what the loop of the steps before it leaves.
+            return ""
         if (wanted is None) != (found is None):
             return f"is {value!r}, which is not made as {of!r} is"
         if self.is_own(of) and wanted is not None and found is not None:
