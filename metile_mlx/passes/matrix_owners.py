@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from metile_mlx.context import Context
-from metile_mlx.errors import CompileError, LayoutError, OwnershipError
+from metile_mlx.errors import CompileError, LayoutError, OwnershipError, UnsupportedError
 from metile_mlx.ir.core import Effect, Func, Op, Value, definitions, walk
 from metile_mlx.ir.lanes import DECLARED
 from metile_mlx.ir.loops import For
@@ -29,6 +29,11 @@ from metile_mlx.layout.fragments import MAX_REGISTERS, Product, copy_layout, pro
 from metile_mlx.layout.operand import Layout
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.target import MAX_THREADS, SIMD_WIDTH
+
+_VECTOR = (
+    "a vector beside matrices is a view with a stride of 0: metile.tensor(bias, shape=(M, N), "
+    "strides=(0, 1)), loaded with tile_load"
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,9 @@ def assign(func: Func, ctx: Context) -> MatrixOwners | None:
 def _in_order(dots: list[Dot], sizes: Mapping[Value, int]) -> MatrixOwners:
     """Each tile row-major over the slots of as many threads as there can be."""
     threads = min(MAX_THREADS, *sizes.values())
+    if threads < SIMD_WIDTH:
+        smallest = min(sizes, key=sizes.__getitem__)
+        _identity(smallest, sizes[smallest], threads)
     layouts = {value: _identity(value, size, threads) for value, size in sizes.items()}
     operands = {dot.result: (layouts[dot.a], layouts[dot.b]) for dot in dots}
     return MatrixOwners(threads, layouts, operands)
@@ -94,13 +102,20 @@ def _in_order(dots: list[Dot], sizes: Mapping[Value, int]) -> MatrixOwners:
 
 def _identity(value: Value, size: int, threads: int) -> ThreadLayout:
     registers = size // threads
-    if threads < SIMD_WIDTH or registers > MAX_REGISTERS or registers == 0:
+    if registers > MAX_REGISTERS:
         raise LayoutError(
-            f"'{value.name}' has {size} elements in a kernel of {threads} threads, expected "
-            f"{max(threads, SIMD_WIDTH)} to {threads * MAX_REGISTERS}",
+            f"'{value.name}' has {size} elements in a kernel of {threads} threads, expected at "
+            f"most {threads * MAX_REGISTERS}",
             value.loc,
-            "a vector beside matrices is a view with a stride of 0: metile.tensor(bias, "
-            "shape=(M, N), strides=(0, 1)), loaded with tile_load",
+            "the smallest tile and the products decide how many threads there are: make this one "
+            "smaller, or those larger",
+        )
+    if threads < SIMD_WIDTH or registers == 0:
+        raise LayoutError(
+            f"'{value.name}' has {size} elements, expected at least {max(threads, SIMD_WIDTH)}, "
+            "one for each thread",
+            value.loc,
+            _VECTOR,
         )
     return ThreadLayout.identity(size, registers)
 
@@ -121,11 +136,20 @@ class _Fragments:
         self.sizes = sizes
         self.made_by = definitions(func)
         self.staged = ctx.schedule.staging != "device"
-        found = products([dot.shape for dot in dots], min(sizes.values()))
+        found = self.shared_out()
         self.products: dict[Value, Product] = dict(
             zip((dot.result for dot in dots), found, strict=True)
         )
         self.threads = found[0].threads
+
+    def shared_out(self) -> list[Product]:
+        smallest = min(self.sizes, key=self.sizes.__getitem__)
+        if self.sizes[smallest] < SIMD_WIDTH:
+            _identity(smallest, self.sizes[smallest], SIMD_WIDTH)
+        try:
+            return products([dot.shape for dot in self.dots], self.sizes[smallest])
+        except UnsupportedError as error:
+            raise UnsupportedError(error.message, smallest.loc, error.hint) from None
 
     def owners(self) -> MatrixOwners:
         decided = {id(each): self.layout(each) for each in self.classes.values()}
@@ -135,7 +159,12 @@ class _Fragments:
             product = self.products[dot.result]
             operands[dot.result] = (product.left, product.right)
             if layouts[dot.acc] != product.accumulator:
-                raise self.refused(dot, "acc", "another product of another shape accumulates in it")
+                raise CompileError(
+                    "[dot] acc would have to change owners: a product of another shape accumulates "
+                    "in it, too",
+                    dot.loc,
+                    "give each shape an accumulator of its own; values of both meet in memory only",
+                )
             for name in ("a", "b"):
                 self.check_device(dot, name, layouts, operands[dot.result])
         return MatrixOwners(self.threads, layouts, operands)
@@ -145,15 +174,12 @@ class _Fragments:
     ) -> None:
         value, layout = getattr(dot, name), wanted[name == "b"]
         if not self.staged and layouts[value] != layout:
-            raise self.refused(dot, name, "it is used elsewhere too, or comes from another product")
-
-    def refused(self, dot: Dot, name: str, why: str) -> CompileError:
-        return CompileError(
-            f"[dot] {name} has to change owners, since {why}; Schedule(staging='device') keeps "
-            "values where they are",
-            dot.loc,
-            "use staging='threadgroup' or None, or load the tile once more for this product",
-        )
+            raise CompileError(
+                f"[dot] {name} has to change owners, since it is used elsewhere too, or comes from "
+                "another product; Schedule(staging='device') keeps values where they are",
+                dot.loc,
+                "use staging='threadgroup' or None, or load the tile once more for this product",
+            )
 
     def layout(self, each: _Class) -> Layout:
         if each.accumulates is not None:

@@ -46,9 +46,12 @@ class RegisterSlots:
                 return ""
             return f"is {value!r}, but register {register} of {of!r} was {known[register]!r}"
         known[register] = value
+        if self.is_number(value):
+            # What is never in bounds is loaded as a constant, for example.
+            return ""
         place = self.order[value]
         for other, there in known.items():
-            if other == register or not self.is_ordered(of):
+            if other == register or not self.is_ordered(of) or self.is_number(there):
                 continue
             distance = (self.order[there] - place) * (1 if other > register else -1)
             if distance < 0 or (distance == 0 and self.is_own(of)):
@@ -57,6 +60,9 @@ class RegisterSlots:
                     f"is {there!r}"
                 )
         return self.elsewhere(of, register, value)
+
+    def is_number(self, value: Value) -> bool:
+        return isinstance(self.values.made_by.get(value), metal.Constant)
 
     def is_own(self, of: Value) -> bool:
         """Whether each register of a tile has a value of its own."""

@@ -17,7 +17,6 @@ from metile_mlx.ir.core import Value
 from metile_mlx.ir.matrix import Coordinate, Dot
 from metile_mlx.ir.types import ScalarType, TensorType, TileType
 
-
 _LOAD = "load one with metile.tile_load(tensor, (row, column), (rows, columns))"
 
 
