@@ -24,11 +24,11 @@ COLUMNS = LANES % 16 // 8 * 4 + LANES % 2 * 2
 
 @cache
 def every() -> tuple[Product, ...]:
-    """All shapes on all numbers of simdgroups that have a fragment each."""
+    """All shapes on all numbers of simdgroups that have a fragment each, 16 at most."""
     found = []
     for rows, columns, depth in combinations(EDGES, repeat=3):
         for bits in range(6):
-            if 1 << bits <= rows // 8 * (columns // 8):
+            if 1 << bits <= rows // 8 * (columns // 8) <= 16 << bits:
                 found.append(product_of((rows, columns, depth), 32 << bits))
     return tuple(found)
 
@@ -54,7 +54,7 @@ def held(layout: Layout) -> Indices:
 
 
 def test_every_number_of_simdgroups_has_as_many() -> None:
-    assert len(every()) > 500
+    assert len(every()) > 300
     for made in every():
         assert made.simdgroups_m * made.simdgroups_n * 32 == made.threads
         assert (made.simdgroups_m * 8) <= made.rows
@@ -101,7 +101,8 @@ def test_each_sum_has_one_owner_and_operands_as_many_as_need_them() -> None:
 
 def test_copies_are_cooperative_and_neighbours_lie_in_one_thread() -> None:
     for rows, columns in combinations(EDGES, repeat=2):
-        for bits in range(5, min(10, (rows * columns).bit_length() - 1) + 1):
+        size = (rows * columns).bit_length() - 1
+        for bits in range(max(5, size - 5), min(10, size) + 1):
             for along in range(2):
                 layout = copy_layout((rows, columns), 1 << bits, along)
                 found = held(layout).reshape(layout.elements_per_thread, -1)

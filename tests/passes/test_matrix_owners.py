@@ -57,7 +57,9 @@ def test_p1_operands_are_loaded_by_all_threads_and_handed_over() -> None:
     handed = [item for item in walk(func.body) if isinstance(item, Operand)]
     (dot,) = [item for item in walk(func.body) if isinstance(item, Dot)]
     assert [item.result for item in handed] == [dot.a, dot.b]
-    assert all(isinstance(layouts(func)[name], ThreadLayout) for name in ("x", "acc"))
+    loaded = [item.src.type for item in handed]
+    assert all(isinstance(t, TileType) and isinstance(t.layout, ThreadLayout) for t in loaded)
+    assert isinstance(layouts(func)["acc"], ThreadLayout)
 
 
 def test_x4_the_tiles_of_a_cpu_lie_in_order() -> None:
@@ -206,7 +208,7 @@ def test_c5_values_keep_their_owners_under_device_staging() -> None:
 def test_f18_operands_larger_than_threadgroup_memory() -> None:
     """64 KiB for one of them; loaded by each simdgroup, there is none."""
     func = tile_ir(large, *("f32*",) * 3)
-    lower(func, Context(METAL, Schedule(staging="device")))
+    lower(func, Context(METAL, Schedule(staging="device")), Stage.PLANNED)
     with pytest.raises(OutOfResources, match="needs 65536 bytes of threadgroup memory; metal has"):
-        lower(func, Context(METAL))
-    lower(tile_ir(large, "f16*", "f16*", "f32*"), Context(METAL))
+        lower(func, Context(METAL), Stage.PLANNED)
+    lower(tile_ir(large, "f16*", "f16*", "f32*"), Context(METAL), Stage.PLANNED)

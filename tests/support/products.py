@@ -57,20 +57,33 @@ def epilogue(
 
 @metile.kernel
 def accumulated(
-    A, B, C, M: int, N: int, K: int,
+    A, B, C, COUNT: int, M: int, N: int, K: int,
     BM: metile.constexpr, BN: metile.constexpr, BK: metile.constexpr,
 ):  # fmt: skip
-    """C += A @ B, where neither row nor column is a multiple of 5."""
-    a, b = metile.tensor(A, shape=(M, K)), metile.tensor(B, shape=(K, N))
-    c = metile.tensor(C, shape=(M, N), access="read_write")
-    at = (metile.program_id(1) * BM, metile.program_id(0) * BN)
-    acc = metile.cast(metile.tile_load(c, at, (BM, BN)), metile.f32)
+    """C[i] += A[i] @ B[i], where neither row nor column is a multiple of 5."""
+    a, b = metile.tensor(A, shape=(COUNT, M, K)), metile.tensor(B, shape=(COUNT, K, N))
+    c = metile.tensor(C, shape=(COUNT, M, N), access="read_write")
+    batch = metile.program_id(2)
+    row, column = metile.program_id(1) * BM, metile.program_id(0) * BN
+    acc = metile.cast(metile.tile_load(c, (batch, row, column), (BM, BN)), metile.f32)
     for k in metile.tile_range(0, K, BK):
-        x = metile.tile_load(a, (at[0], k), (BM, BK))
-        acc = metile.dot(x, metile.tile_load(b, (k, at[1]), (BK, BN)), acc)
+        x = metile.tile_load(a, (batch, row, k), (BM, BK))
+        y = metile.tile_load(b, (batch, k, column), (BK, BN))
+        acc = metile.dot(x, y, acc)
     flat = metile.reshape(metile.arange(0, BM * BN), (BM, BN))
-    i, j = at[0] + flat // BN, at[1] + flat % BN
-    c.store((i, j), metile.cast(acc, c.dtype), mask=(i % 5 != 0) & (j % 5 != 0))
+    i, j = row + flat // BN, column + flat % BN
+    c.store((batch, i, j), acc, mask=(i % 5 != 0) & (j % 5 != 0))
+
+
+@metile.kernel
+def gram(A, C, N: int, K: int):
+    """C = A @ A^T without a loop; the rows of A are 16 at most, and as long."""
+    a = metile.tensor(A, shape=(N, K))
+    turned = metile.tensor(A, shape=(K, N), strides=(1, K))
+    c = metile.tensor(C, shape=(N, N), access="write")
+    x = metile.tile_load(a, (0, 0), (16, 16))
+    y = metile.tile_load(turned, (0, 0), (16, 16))
+    metile.tile_store(c, (0, 0), metile.dot(x, y))
 
 
 def grid(m: int, n: int, tile: tuple[int, ...], count: int = 1) -> tuple[int, int, int]:

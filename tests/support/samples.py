@@ -9,6 +9,7 @@ from metile_mlx.dtypes import BY_NAME
 from metile_mlx.frontend.translate import translate
 from metile_mlx.frontend.values import ArraySpec, ScalarSpec
 from metile_mlx.ir.core import Func
+from tests.support.products import accumulated, constexprs
 
 ACROSS = metile.ThreadLayout((3, 4, 5, 0, 1, 2), xor_mask=9)
 ADJACENT = metile.ThreadLayout((6, 7, 8, 0, 1, 2, 3, 4, 5), elements_per_thread=8)
@@ -109,7 +110,7 @@ def ranges(x, y, n, LAYOUT: metile.constexpr):
 
 
 @metile.kernel
-def accumulated(x, y, n):
+def in_loops(x, y, n):
     source = metile.tensor(x, shape=(n,), access="read")
     target = metile.tensor(y, shape=(n,), access="write")
     lanes = metile.arange(0, 64)
@@ -200,9 +201,12 @@ SAMPLES = {
         ("bf16*", "f32*", "i32"),
         {"LAYOUT": metile.ThreadLayout.identity(512)},
     ),
-    "loops": Sample(accumulated, ("f32*", "f32*", "i32")),
+    "loops": Sample(in_loops, ("f32*", "f32*", "i32")),
     "idle loop": Sample(idle_loop, ("f32*", "f32*", "i32")),
     "passed on": Sample(passed_on, ("f32*", "f32*", "i32")),
     "lanes": Sample(exchanged, ("f32*", "f32*", "i32")),
+    "product": Sample(
+        accumulated, (*("bf16*",) * 3, *("i32",) * 4), constexprs((8, 16, 16)), frozenset({"C"})
+    ),
     "numbers": Sample(numbers, ("f32*", "f32*", "i32", "f32"), {"POWER": 3}),
 }

@@ -25,6 +25,7 @@ from tests.support.build import Program, context
 from tests.support.kernels import tile_ir
 from tests.support.mutate import edit, ops_of
 from tests.support.products import constexprs, matmul
+from tests.support.profile import count
 
 SHAPE = (32, 16, 24)
 # Two simdgroups of rows by two of columns; 2 by 1 fragments in each, K in three blocks.
@@ -274,12 +275,10 @@ def planted(func: Func) -> Iterator[tuple[Op, Op]]:
 @pytest.mark.parametrize("name", STAGED)
 def test_every_exchange_of_an_operand_is_found(name: str) -> None:
     before, func = case(name)
-    tried = 0
-    for item, other in planted(func):
-        faulty = edit(func, {item: (other,)})
-        assert check_products(faulty, before)
-        tried += 1
-    assert tried >= 100
+    every = list(planted(func))
+    assert len(every) >= 100
+    for item, other in every[:: max(1, len(every) // count(ci=25, full=1000))]:
+        assert check_products(edit(func, {item: (other,)}), before)
     assert check_products(func, before) == []
 
 
