@@ -193,7 +193,7 @@ def call_arms(calls: int) -> tuple[list[Arm], dict[str, mx.array]]:
     output = metile.empty((COUNT,), mx.float32)
     grid = (COUNT // TILE,)
     dispatch = add[grid].prepare(left, right, output, COUNT)
-    primitive = dispatch.unchecked(COUNT)
+    primitive = dispatch.unchecked()
     inputs = [left, right]
 
     @mx.custom_function

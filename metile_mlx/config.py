@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from metile_mlx.errors import MetileError
 
 BACKENDS = ("metal", "cuda", "cpu", "emulator", "reference")
 VERIFY = ("0", "1", "full")
+_BACKEND, _COMPILER = (os.environ.encodekey(name) for name in ("METILE_BACKEND", "CXX"))
 
 
 def backend() -> str | None:
@@ -25,6 +27,18 @@ def backend() -> str | None:
             f"METILE_BACKEND={name!r} names no backend; expected one of {', '.join(BACKENDS)}"
         )
     return name
+
+
+def backend_texts() -> tuple[object, object]:
+    """`METILE_BACKEND` and `CXX` as they stand: what was answered for the same two still holds.
+
+    `os.environ.get` takes a microsecond to find that a variable is not set, and each call of a
+    kernel asks for both: the dictionary that it looks into is asked directly, where there is one.
+    """
+    texts: Any = getattr(os.environ, "_data", None)
+    if texts is None:
+        return os.environ.get("METILE_BACKEND"), os.environ.get("CXX")
+    return texts.get(_BACKEND), texts.get(_COMPILER)
 
 
 def dump() -> frozenset[str]:

@@ -17,7 +17,7 @@ from metile_mlx.errors import LaunchError
 from metile_mlx.explain import explain
 from metile_mlx.report import Coverage, ExecutionReport, Limit
 from metile_mlx.runtime import cuda, cuda_compile, metal
-from metile_mlx.runtime.backend import Backend, Grid, Launch, Output, Place, Request, Scalar
+from metile_mlx.runtime.backend import Backend, Grid, Launch, Output, Place, Pull, Request, Scalar
 from metile_mlx.runtime.backends import pipeline_limit, recorded
 from metile_mlx.runtime.cpu import MAX_EXTENT, mlx_dtypes
 from metile_mlx.runtime.optional import mx
@@ -185,26 +185,19 @@ class Dispatch:
         made = launch(arrays)
         return made[0] if self._single else tuple(made)
 
-    def unchecked(self, *scalars: Scalar) -> Launch:
-        """The bare launch, to measure what a call adds to it.
+    def unchecked(self, pull: Pull | None = None) -> Launch:
+        """The bare launch with the prepared scalars, without the checks of a call.
 
         Args:
-            scalars: all of them, in order; they are checked here, once.
+            pull: the gradient, in place of the reference's: from the arrays that are read, the
+                cotangents of what is written and what is written, to one for each of the arrays.
 
         Returns:
-            A function of the list of arrays that are read, in parameter order, which returns the
-            list of lazy outputs and leaves out the checks of a call.
-
-        Raises:
-            LaunchError: scalars that do not fit.
+            A function of the arrays that are read, in parameter order and of the prepared shapes
+            and dtypes, which returns the list of lazy outputs.
         """
-        if len(scalars) != len(self._scalars):
-            raise LaunchError(
-                f"[{self._specialisation.func.name}] {len(scalars)} scalars given; this dispatch "
-                f"takes {len(self._scalars)}"
-            )
-        self._check_scalars(scalars)
-        return self._backend.bind(self._request(scalars, self._backend.target))
+        request = self._request(self._values, self._backend.target)
+        return self._backend.bind(replace(request, pull=pull))
 
     def inputs(self, arguments: Sequence[Any]) -> list[Any]:
         """The arrays that are read, of all runtime arguments."""

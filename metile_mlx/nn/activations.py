@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from metile_kernels.activations import (
     SLOPES,
@@ -19,14 +19,13 @@ from metile_kernels.activations import silu as silu_of
 from metile_mlx.dispatch import Dispatch, empty
 from metile_mlx.errors import LaunchError
 from metile_mlx.nn.arrays import Rounding, as_float, checked_rounding, result_dtype
-from metile_mlx.nn.kernel_function import KernelFunction
+from metile_mlx.nn.kernel_function import OneKernel
 from metile_mlx.nn.layouts import FLAT_BLOCK, flat_layout
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 
 Approximation = Literal["none", "precise", "tanh", "fast"]
 _GELUS = {"none": gelu_erf, "precise": gelu_tanh, "tanh": gelu_tanh, "fast": gelu_sigmoid}
-_Launch: TypeAlias = "Callable[..., mx.array]"
 
 
 def silu(x: mx.array, *, rounding: Rounding = "mlx", stream: Place = None) -> mx.array:
@@ -135,7 +134,7 @@ def _grid(n: int) -> int:
     return -(-n // FLAT_BLOCK)
 
 
-class Activation(KernelFunction):
+class Activation(OneKernel):
     """A function of the elements of a flat array."""
 
     def __init__(self, function: Any, rounded: bool, *, stream: Place) -> None:
@@ -143,17 +142,12 @@ class Activation(KernelFunction):
         self._function = function
         self._rounded = rounded
 
-    def forward(self, x: mx.array) -> mx.array:
+    def prepared(self, backend: str, x: mx.array) -> Dispatch:
         """(n,) -> (n,) of the same dtype."""
-        return self.ready(("forward", x.size, x.dtype), lambda backend: self._make(backend, x))(x)
-
-    def _make(self, backend: str, x: mx.array) -> _Launch:
-        output, n = empty(x.shape, x.dtype), x.size
-        made = activation[_grid(n)].prepare(
-            x, output, n, FUNCTION=self._function, BLOCK=FLAT_BLOCK, LAYOUT=flat_layout(backend),
-            ROUND_STEPS=self._rounded, stream=self.stream,
+        return activation[_grid(x.size)].prepare(
+            x, empty(x.shape, x.dtype), x.size, FUNCTION=self._function, BLOCK=FLAT_BLOCK,
+            LAYOUT=flat_layout(backend), ROUND_STEPS=self._rounded, stream=self.stream,
         )  # fmt: skip
-        return lambda x: made(x, output, n)
 
     def backward(
         self,
@@ -174,7 +168,7 @@ class Activation(KernelFunction):
         return (self.ready(("backward", x.size, x.dtype), make)(*arguments),)
 
 
-class Gated(KernelFunction):
+class Gated(OneKernel):
     """A function of the elements of a flat array, times those of another."""
 
     def __init__(self, function: Any, rounded: bool, dtype: mx.Dtype, *, stream: Place) -> None:
@@ -183,18 +177,13 @@ class Gated(KernelFunction):
         self._rounded = rounded
         self._dtype = dtype
 
-    def forward(self, gate: mx.array, up: mx.array) -> mx.array:
+    def prepared(self, backend: str, gate: mx.array, up: mx.array) -> Dispatch:
         """(n,), (n,) -> (n,) of the dtype in which they meet."""
-        facts = ("forward", gate.size, gate.dtype, up.dtype)
-        return self.ready(facts, lambda backend: self._make(backend, gate, up))(gate, up)
-
-    def _make(self, backend: str, gate: mx.array, up: mx.array) -> _Launch:
         output, n = empty(gate.shape, self._dtype), gate.size
-        made = gated[_grid(n)].prepare(
+        return gated[_grid(n)].prepare(
             gate, up, output, n, FUNCTION=self._function, BLOCK=FLAT_BLOCK,
             LAYOUT=flat_layout(backend), ROUND_STEPS=self._rounded, stream=self.stream,
         )  # fmt: skip
-        return lambda gate, up: made(gate, up, output, n)
 
     def backward(
         self,

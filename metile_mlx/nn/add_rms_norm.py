@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from metile_kernels.add_rmsnorm import add_rmsnorm, add_rmsnorm_register
-from metile_mlx.dispatch import empty, own_dtype
+from metile_mlx.dispatch import Dispatch, empty, own_dtype
 from metile_mlx.nn.arrays import Rounding, as_float, check_columns, checked_rounding, result_dtype
 from metile_mlx.nn.rms_norm import RmsGradients
-from metile_mlx.nn.row_kernels import ready_row
+from metile_mlx.nn.row_kernels import of_arrays, ready_row
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 from metile_mlx.target import MAX_TILE
-
-_Pair: TypeAlias = "tuple[mx.array, mx.array]"
-_Forward: TypeAlias = "Callable[[mx.array, mx.array, mx.array | None], _Pair]"
 
 
 def add_rms_norm(
@@ -71,20 +68,10 @@ class AddRmsNorm(RmsGradients):
         super().__init__(eps, rounded, dtype, stream=stream)
         self._sum_dtype = sum_dtype
 
-    def forward(
-        self, x: mx.array, residual: mx.array, weight: mx.array | None = None
-    ) -> tuple[mx.array, mx.array]:
+    def prepared(
+        self, backend: str, x: mx.array, residual: mx.array, weight: mx.array | None = None
+    ) -> Dispatch | Callable[..., Any]:
         """(rows, N) twice, (N,) -> the norm and the sum, (rows, N)."""
-        weighted = None if weight is None else weight.dtype
-        launch = self.ready(
-            ("forward", x.shape, x.dtype, residual.dtype, weighted),
-            lambda backend: self._add_forward(backend, x, residual, weight),
-        )
-        return launch(x, residual, weight)
-
-    def _add_forward(
-        self, backend: str, x: mx.array, residual: mx.array, weight: mx.array | None
-    ) -> _Forward:
         rows, columns = x.shape
         outputs = empty(x.shape, self._dtype), empty(x.shape, self._sum_dtype)
         options: dict[str, Any] = {
@@ -92,18 +79,15 @@ class AddRmsNorm(RmsGradients):
             "WEIGHTED": weight is not None,
         }
         arguments = (x, residual, x if weight is None else weight, *outputs)
-        made: Callable[..., _Pair]
         if columns > MAX_TILE:
-            numbers: tuple[Any, ...] = (columns, self._eps)
-            made = add_rmsnorm[(rows,)].prepare(*arguments, *numbers, **options, stream=self.stream)
-        else:
-            numbers = (self._eps,)
-            made = ready_row(
-                add_rmsnorm_register, (rows,), (*arguments, *numbers), options, backend,
-                own_dtype(self._sum_dtype, "add_rms_norm"), columns, self.stream,
-            )  # fmt: skip
-        more = (*outputs, *numbers)
-        return lambda x, r, w: made(x, r, x if w is None else w, *more)
+            return add_rmsnorm[(rows,)].prepare(
+                *arguments, columns, self._eps, **options, stream=self.stream
+            )
+        one = ready_row(
+            add_rmsnorm_register, (rows,), (*arguments, self._eps), options, backend,
+            own_dtype(self._sum_dtype, "add_rms_norm"), columns, self.stream,
+        )  # fmt: skip
+        return of_arrays(one, 3, (*outputs, self._eps))
 
     def backward(
         self,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 import metile_kernels.cross_entropy as kernels
-from metile_mlx.dispatch import empty
+from metile_mlx.dispatch import Dispatch, empty
 from metile_mlx.errors import LaunchError
 from metile_mlx.nn.arrays import as_indices, as_rows, result_dtype
-from metile_mlx.nn.kernel_function import KernelFunction
+from metile_mlx.nn.kernel_function import OneKernel
 from metile_mlx.nn.layouts import row_lanes
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
@@ -68,29 +68,21 @@ def cross_entropy(
     return reduced.astype(dtype, stream=stream)
 
 
-class CrossEntropy(KernelFunction):
+class CrossEntropy(OneKernel):
     """Losses of a matrix of logits in one dtype, and what the gradient needs of each row."""
 
     def __init__(self, dtype: mx.Dtype, *, stream: Place) -> None:
         super().__init__(stream=stream)
         self._dtype = dtype
 
-    def forward(self, logits: mx.array, targets: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    def prepared(self, backend: str, logits: mx.array, targets: mx.array) -> Dispatch:
         """(rows, N), (rows,) -> losses, largest logits, sums of exp(logit - largest)."""
         rows, width = logits.shape
         found = empty(rows, mx.float32)
-        made: tuple[mx.array, mx.array, mx.array] = self.launch(
-            kernels.cross_entropy,
-            rows,
-            logits,
-            targets,
-            empty(rows, self._dtype),
-            found,
-            found,
-            width,
-            block=row_lanes,
-        )
-        return made
+        return kernels.cross_entropy[rows].prepare(
+            logits, targets, empty(rows, self._dtype), found, found, width,
+            BLOCK=row_lanes(backend), stream=self.stream,
+        )  # fmt: skip
 
     def backward(
         self,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 from metile_mlx.backends import BACKENDS
 from metile_mlx.dispatch import Dispatch, Empty
 from metile_mlx.runtime import export
-from metile_mlx.runtime.backend import Place, choose
+from metile_mlx.runtime.backend import Launch, Place, choose
 from metile_mlx.runtime.optional import mx
 
 Made = TypeVar("Made")
@@ -43,8 +44,6 @@ class KernelFunction:
     def __init__(self, *, stream: Place) -> None:
         self.stream = stream
         self._ready: dict[object, Any] = {}
-        self._differentiable: Any = mx.custom_function(self.forward)
-        self._differentiable.vjp(self._vjp)
 
     @classmethod
     def of(cls: type[Function], *options: Any, stream: Place) -> Function:
@@ -54,6 +53,9 @@ class KernelFunction:
         found: Function | None = cls._kept.get(key)
         if found is None:
             if len(cls._kept) >= KEPT_FUNCTIONS:
+                # Launches hold the function whose gradient they have, where no collector looks.
+                for dropped in cls._kept.values():
+                    dropped._ready.clear()
                 cls._kept.clear()
             found = cls._kept[key] = cls(*options, stream=stream)
         return found
@@ -65,18 +67,24 @@ class KernelFunction:
             return self._differentiable(*arrays)
         return self.forward(*arrays)
 
+    @cached_property
+    def _differentiable(self) -> Any:
+        made = mx.custom_function(self.forward)
+        made.vjp(self._vjp)
+        return made
+
     def backward(
         self,
         primals: Sequence[mx.array],
         cotangents: Sequence[mx.array],
         outputs: Sequence[mx.array],
     ) -> Sequence[mx.array]:
-        """A gradient for each of the arrays of `forward`, of its shape and dtype.
+        """A gradient for each of the arrays of a call, of its shape and dtype.
 
         Args:
             primals: the arrays.
             cotangents: one for each output, zeros where nothing depends on it.
-            outputs: what `forward` gave.
+            outputs: what the call gave.
         """
         raise NotImplementedError
 
@@ -121,6 +129,32 @@ class KernelFunction:
     def _vjp(self, primals: object, cotangents: object, outputs: object) -> object:
         gradients = self.backward(_flat(primals), _flat(cotangents), _flat(outputs))
         return tuple(gradients) if isinstance(primals, (list, tuple)) else gradients[0]
+
+
+class OneKernel(KernelFunction):
+    """A function that is one launch; the arrays of the two are the same, in the same order.
+
+    Its gradient is the launch's own, so that a call needs nothing around it. A subclass defines
+    `prepared` and `backward`.
+    """
+
+    def __call__(self, *arrays: mx.array) -> Any:
+        """What the kernel writes: an array, or a tuple of arrays."""
+        facts = tuple([(array.shape, array.dtype) for array in arrays])
+        made = self.ready(facts, lambda backend: self._launch(backend, arrays))(arrays)
+        return made[0] if len(made) == 1 else tuple(made)
+
+    # From the backend's name and arrays to the kernel made ready for arrays like these; or to a
+    # function of them, which returns what it writes, where only a call chooses (`metile.autotune`).
+    prepared: ClassVar[Callable[..., Dispatch | Callable[..., Any]]]
+
+    def _launch(self, backend: str, arrays: Sequence[mx.array]) -> Launch:
+        made = self.prepared(backend, *arrays)
+        if isinstance(made, Dispatch):
+            return made.unchecked(self.backward)
+        tuned = mx.custom_function(lambda *arrays: tuple(_flat(made(*arrays))))
+        tuned.vjp(self._vjp)
+        return lambda arrays: _flat(tuned(*arrays))
 
 
 def _flat(tree: Any) -> Sequence[mx.array]:

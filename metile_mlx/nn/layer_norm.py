@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 from metile_kernels.layernorm import (
     layernorm,
@@ -19,14 +19,12 @@ from metile_mlx.nn.arrays import (
     checked_rounding,
     result_dtype,
 )
-from metile_mlx.nn.kernel_function import KernelFunction
+from metile_mlx.nn.kernel_function import OneKernel
 from metile_mlx.nn.layouts import gradient_rows, row_block, row_layout
 from metile_mlx.nn.norm_weights import weight_gradients
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 from metile_mlx.target import MAX_TILE
-
-_Forward: TypeAlias = "Callable[[mx.array, mx.array, mx.array], mx.array]"
 
 
 def layer_norm(
@@ -70,7 +68,7 @@ def layer_norm(
     return mx.reshape(norm(*arrays), x.shape, stream=stream)
 
 
-class LayerNormRows(KernelFunction):
+class LayerNormRows(OneKernel):
     """The layer norm of the rows of a matrix."""
 
     def __init__(
@@ -90,20 +88,15 @@ class LayerNormRows(KernelFunction):
         self._weighted = weighted
         self._biased = biased
 
-    def forward(self, x: mx.array, *scales: mx.array) -> mx.array:
-        """(rows, N), and (N,) for the weight and the bias -> (rows, N) of the result's dtype."""
-        weight, bias = self._scales(x, scales)
-        facts = ("forward", x.shape, x.dtype, weight.dtype, bias.dtype)
-        launch = self.ready(facts, lambda backend: self._make(backend, x, weight, bias))
-        return launch(x, weight, bias)
-
     def _scales(self, x: mx.array, scales: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
         """Weight and bias; `x` stands for what there is not."""
         weight = scales[0] if self._weighted else x
         return weight, scales[-1] if self._biased else x
 
-    def _make(self, backend: str, x: mx.array, weight: mx.array, bias: mx.array) -> _Forward:
+    def prepared(self, backend: str, x: mx.array, *scales: mx.array) -> Dispatch:
+        """(rows, N), and (N,) for the weight and the bias -> (rows, N) of the result's dtype."""
         rows, columns = x.shape
+        weight, bias = self._scales(x, scales)
         output, eps = empty(x.shape, self._dtype), self._eps
         options: dict[str, Any] = {
             "ROUND_STEPS": self._rounded,
@@ -112,14 +105,12 @@ class LayerNormRows(KernelFunction):
             "stream": self.stream,
         }
         if columns > MAX_TILE:
-            wide = layernorm[(rows,)].prepare(x, weight, bias, output, columns, eps, **options)
-            return lambda x, w, b: wide(x, w, b, output, columns, eps)
+            return layernorm[(rows,)].prepare(x, weight, bias, output, columns, eps, **options)
         block = row_block(columns)
-        made = layernorm_register[(rows,)].prepare(
+        return layernorm_register[(rows,)].prepare(
             x, weight, bias, output, eps, **options, N=columns, BLOCK=block,
             LAYOUT=row_layout(backend, own_dtype(x.dtype, "layer_norm"), columns, block),
         )  # fmt: skip
-        return lambda x, w, b: made(x, w, b, output, eps)
 
     def backward(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from metile_kernels.rmsnorm import (
     rmsnorm,
@@ -14,7 +14,7 @@ from metile_kernels.rmsnorm import (
 )
 from metile_mlx.dispatch import Dispatch, empty, own_dtype
 from metile_mlx.nn.arrays import Rounding, as_float, check_columns, checked_rounding, result_dtype
-from metile_mlx.nn.kernel_function import KernelFunction
+from metile_mlx.nn.kernel_function import OneKernel
 from metile_mlx.nn.layouts import (
     gradient_rows,
     row_block,
@@ -22,12 +22,10 @@ from metile_mlx.nn.layouts import (
     rows_together,
 )
 from metile_mlx.nn.norm_weights import weight_gradients
-from metile_mlx.nn.row_kernels import ready_row
+from metile_mlx.nn.row_kernels import of_arrays, ready_row
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 from metile_mlx.target import MAX_TILE
-
-_Forward: TypeAlias = "Callable[[mx.array, mx.array | None], mx.array]"
 
 
 def rms_norm(
@@ -69,7 +67,7 @@ def rms_norm(
     return mx.reshape(norm(*arrays), x.shape, stream=stream)
 
 
-class RmsGradients(KernelFunction):
+class RmsGradients(OneKernel):
     """What the norm of a matrix's rows and that of a sum of two share: options and gradients."""
 
     def __init__(self, eps: float, rounded: bool, dtype: mx.Dtype, *, stream: Place) -> None:
@@ -127,13 +125,10 @@ class RmsGradients(KernelFunction):
 class RmsNorm(RmsGradients):
     """The norm of the rows of a matrix."""
 
-    def forward(self, x: mx.array, weight: mx.array | None = None) -> mx.array:
+    def prepared(
+        self, backend: str, x: mx.array, weight: mx.array | None = None
+    ) -> Dispatch | Callable[..., Any]:
         """(rows, N), (N,) -> (rows, N) of the result's dtype."""
-        facts = ("forward", x.shape, x.dtype, None if weight is None else weight.dtype)
-        launch = self.ready(facts, lambda backend: self._forward(backend, x, weight))
-        return launch(x, weight)
-
-    def _forward(self, backend: str, x: mx.array, weight: mx.array | None) -> _Forward:
         rows, columns = x.shape
         output, eps, stream = empty(x.shape, self._dtype), self._eps, self.stream
         options: dict[str, Any] = {
@@ -142,8 +137,7 @@ class RmsNorm(RmsGradients):
         }
         arguments = (x, x if weight is None else weight, output)
         if columns > MAX_TILE:
-            wide = rmsnorm[(rows,)].prepare(*arguments, columns, eps, **options, stream=stream)
-            return lambda x, w: wide(x, x if w is None else w, output, columns, eps)
+            return rmsnorm[(rows,)].prepare(*arguments, columns, eps, **options, stream=stream)
         block, dtype = row_block(columns), own_dtype(x.dtype, "rms_norm")
         together = rows_together(backend, dtype, rows, columns)
         if together == 1:
@@ -151,12 +145,11 @@ class RmsNorm(RmsGradients):
                 rmsnorm_register, (rows,), (*arguments, eps), options, backend, dtype, columns,
                 stream,
             )  # fmt: skip
-            return lambda x, w: one(x, x if w is None else w, output, eps)
-        several = rmsnorm_rows[(rows // together,)].prepare(
+            return of_arrays(one, 2, (output, eps))
+        return rmsnorm_rows[(rows // together,)].prepare(
             *arguments, eps, rows, **options, N=columns, BLOCK=block, ROWS=together, WHOLE=True,
             LAYOUT=rows_layout(backend, dtype, together, block), stream=stream,
         )  # fmt: skip
-        return lambda x, w: several(x, x if w is None else w, output, eps, rows)
 
     def backward(
         self,

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TypeAlias
 
 from metile_kernels.rope import rope as rope_kernel
-from metile_mlx.dispatch import empty
+from metile_mlx.dispatch import Dispatch, empty
 from metile_mlx.errors import LaunchError
 from metile_mlx.nn.arrays import result_dtype
-from metile_mlx.nn.kernel_function import KernelFunction
+from metile_mlx.nn.kernel_function import OneKernel
 from metile_mlx.nn.layouts import heads_together, row_block
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 from metile_mlx.target import MAX_THREADS
-
-_Launch: TypeAlias = "Callable[[mx.array, mx.array, mx.array], mx.array]"
 
 
 def rope(
@@ -97,7 +94,7 @@ def _offsets(x: mx.array, offset: int | mx.array, stream: Place) -> mx.array:
     return offset.reshape(-1, stream=stream).astype(mx.int32, stream=stream)
 
 
-class Turn(KernelFunction):
+class Turn(OneKernel):
     """The embedding of an array of (batch, heads, positions, features)."""
 
     def __init__(
@@ -117,15 +114,10 @@ class Turn(KernelFunction):
         self._scale = scale
         self._sign = sign
 
-    def forward(self, x: mx.array, offsets: mx.array, freqs: mx.array | None = None) -> mx.array:
+    def prepared(
+        self, backend: str, x: mx.array, offsets: mx.array, freqs: mx.array | None = None
+    ) -> Dispatch:
         """(B, N, T, D), (1,) or (B,), (dims / 2,) -> (B, N, T, D)."""
-        facts = (x.shape, x.dtype, offsets.size, freqs is None)
-        launch = self.ready(facts, lambda backend: self._make(backend, x, offsets, freqs))
-        return launch(x, offsets, offsets if freqs is None else freqs)
-
-    def _make(
-        self, backend: str, x: mx.array, offsets: mx.array, freqs: mx.array | None
-    ) -> _Launch:
         batch, heads, positions, width = x.shape
         together = heads_together(backend, heads)
         plane = positions * width
@@ -134,12 +126,11 @@ class Turn(KernelFunction):
             self._dims // 2, int(offsets.size > 1), together,
             self._scale, self._octaves, self._sign,
         )  # fmt: skip
-        made = rope_kernel[(positions, batch, heads // together)].prepare(
+        return rope_kernel[(positions, batch, heads // together)].prepare(
             x, offsets, offsets if freqs is None else freqs, *numbers,
             BLOCK=min(row_block(self._dims // 2), MAX_THREADS), TRADITIONAL=self._traditional,
             GIVEN=freqs is not None, stream=self.stream,
         )  # fmt: skip
-        return lambda x, offsets, freqs: made(x, offsets, freqs, *numbers)
 
     def backward(
         self,

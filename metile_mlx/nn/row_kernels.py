@@ -8,12 +8,14 @@ from typing import Any
 
 from metile_mlx import config
 from metile_mlx.autotune import Autotuned, autotune
+from metile_mlx.dispatch import Dispatch
 from metile_mlx.dtypes import DType
 from metile_mlx.kernel import Kernel
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.nn.layouts import row_block, row_layout, row_layouts
 from metile_mlx.runtime import export
 from metile_mlx.runtime.backend import Place
+from metile_mlx.runtime.optional import mx
 
 # Kernels with sets of layouts; a width has one set for each dtype.
 _KEPT = 64
@@ -49,6 +51,25 @@ def ready_row(
         return lambda *given: launcher(*given, **held, stream=stream)
     layout = row_layout(backend, dtype, columns, block)
     return kernel[grid].prepare(*arguments, **held, LAYOUT=layout, stream=stream)
+
+
+def of_arrays(
+    launch: Callable[..., Any], parameters: int, more: tuple[Any, ...]
+) -> Dispatch | Callable[..., Any]:
+    """A tuned launch as a function of the arrays that are read; a dispatch as it is.
+
+    Args:
+        launch: of `ready_row`.
+        parameters: for arrays, of which the last is any array where it is not read.
+        more: the arguments behind them.
+    """
+    if isinstance(launch, Dispatch):
+        return launch
+
+    def tuned(*arrays: mx.array) -> Any:
+        return launch(*arrays, *arrays[: parameters - len(arrays)], *more)
+
+    return tuned
 
 
 @lru_cache(_KEPT)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import metile_kernels.softmax as kernels
-from metile_mlx.dispatch import empty
+from metile_mlx.dispatch import Dispatch, empty
 from metile_mlx.nn.arrays import as_float, as_rows, result_dtype
-from metile_mlx.nn.kernel_function import KernelFunction
+from metile_mlx.nn.kernel_function import OneKernel
 from metile_mlx.nn.layouts import row_lanes
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
@@ -56,25 +56,20 @@ def _of_rows(name: str, log: bool, x: mx.array, stream: Place) -> mx.array:
     return mx.reshape(made, x.shape, stream=stream)
 
 
-class Softmax(KernelFunction):
+class Softmax(OneKernel):
     """Softmax of the rows of a matrix, or its logarithm."""
 
     def __init__(self, log: bool, *, stream: Place) -> None:
         super().__init__(stream=stream)
         self._log = log
 
-    def forward(self, x: mx.array) -> mx.array:
+    def prepared(self, backend: str, x: mx.array) -> Dispatch:
         """(rows, N) -> (rows, N)."""
-        made: mx.array = self.launch(
-            kernels.softmax,
-            x.shape[0],
-            x,
-            empty(x.shape, x.dtype),
-            x.shape[1],
-            block=row_lanes,
-            LOG=self._log,
-        )
-        return made
+        rows, width = x.shape
+        return kernels.softmax[rows].prepare(
+            x, empty(x.shape, x.dtype), width, LOG=self._log, BLOCK=row_lanes(backend),
+            stream=self.stream,
+        )  # fmt: skip
 
     def backward(
         self,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 import metile_kernels.gather as kernels
-from metile_mlx.dispatch import empty
+from metile_mlx.dispatch import Dispatch, empty
 from metile_mlx.errors import LaunchError
 from metile_mlx.nn.arrays import as_indices
-from metile_mlx.nn.kernel_function import KernelFunction
+from metile_mlx.nn.kernel_function import OneKernel
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 
@@ -46,15 +46,14 @@ def take(table: mx.array, ids: mx.array, *, stream: Place = None) -> mx.array:
     return mx.reshape(made, shape, stream=stream)
 
 
-class Take(KernelFunction):
+class Take(OneKernel):
     """Rows of a matrix by a vector of their numbers."""
 
-    def forward(self, table: mx.array, ids: mx.array) -> mx.array:
+    def prepared(self, backend: str, table: mx.array, ids: mx.array) -> Dispatch:
         """(size, N), (number,) -> (number, N)."""
         size, width = table.shape
         output = empty((ids.size, width), table.dtype)
-        made: mx.array = self.launch(kernels.gather, ids.size, table, ids, output, size, width)
-        return made
+        return kernels.gather[ids.size].prepare(table, ids, output, size, width, stream=self.stream)
 
     def backward(
         self,

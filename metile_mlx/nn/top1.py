@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import metile_kernels.top1 as kernels
-from metile_mlx.dispatch import empty
+from metile_mlx.dispatch import Dispatch, empty
 from metile_mlx.errors import LaunchError
 from metile_mlx.nn.arrays import as_rows
-from metile_mlx.nn.kernel_function import KernelFunction
+from metile_mlx.nn.kernel_function import OneKernel
 from metile_mlx.nn.layouts import row_lanes
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
@@ -48,17 +48,16 @@ def top1(x: mx.array, *, stream: Place = None) -> tuple[mx.array, mx.array]:
     return mx.reshape(values, shape, stream=stream), mx.reshape(indices, shape, stream=stream)
 
 
-class Top1(KernelFunction):
+class Top1(OneKernel):
     """The largest of each row of a matrix."""
 
-    def forward(self, x: mx.array) -> tuple[mx.array, mx.array]:
+    def prepared(self, backend: str, x: mx.array) -> Dispatch:
         """(rows, N) -> values (rows,), indices (rows,)."""
         rows, width = x.shape
-        outputs = empty(rows, x.dtype), empty(rows, mx.uint32)
-        made: tuple[mx.array, mx.array] = self.launch(
-            kernels.top1, rows, x, *outputs, width, block=row_lanes
-        )
-        return made
+        return kernels.top1[rows].prepare(
+            x, empty(rows, x.dtype), empty(rows, mx.uint32), width, BLOCK=row_lanes(backend),
+            stream=self.stream,
+        )  # fmt: skip
 
     def backward(
         self,

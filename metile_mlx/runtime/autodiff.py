@@ -1,4 +1,4 @@
-"""Gradients of kernels through their reference meaning (SPEC X7): the default VJP and JVP."""
+"""Gradients of kernels: their own, or through their reference meaning (SPEC X7)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ def reference_launch(request: Request) -> Launch:
     return launch
 
 
-class ReferenceTransforms:
-    """VJP and JVP of a launch by differentiating its reference graph.
+class Transforms:
+    """VJP and JVP of a launch by differentiating its reference graph; the request may have a VJP.
 
     Integer and bool inputs have zero cotangents.
     """
 
     def __init__(self, request: Request) -> None:
         self._launch = reference_launch(request)
+        self._pull = request.pull
 
     def vjp(
         self,
@@ -43,16 +44,19 @@ class ReferenceTransforms:
         outputs: Sequence[mx.array],
     ) -> list[mx.array]:
         """Cotangents of `primals[i] for i in argnums`."""
+        if self._pull is not None:
+            found = self._pull(primals, cotangents, outputs)
+            return [found[i] for i in argnums]
         floats = [i for i in argnums if mx.issubdtype(primals[i].dtype, mx.floating)]
 
         def forward(*chosen: mx.array) -> Sequence[mx.array]:
             return self._launch(_placed(primals, floats, chosen))
 
-        found: dict[int, mx.array] = {}
+        pulled: dict[int, mx.array] = {}
         if floats:
-            _, pulled = mx.vjp(forward, [primals[i] for i in floats], list(cotangents))
-            found = dict(zip(floats, pulled, strict=True))
-        return [found[i] if i in found else mx.zeros_like(primals[i]) for i in argnums]
+            _, made = mx.vjp(forward, [primals[i] for i in floats], list(cotangents))
+            pulled = dict(zip(floats, made, strict=True))
+        return [pulled[i] if i in pulled else mx.zeros_like(primals[i]) for i in argnums]
 
     def jvp(
         self,
@@ -84,7 +88,7 @@ def _placed(
 
 def with_gradient(launch: Launch, request: Request) -> Launch:
     """`launch` under `mx.custom_function`, for primitives that know no gradient of their own."""
-    transforms = ReferenceTransforms(request)
+    transforms = Transforms(request)
     wrapped = mx.custom_function(lambda *arrays: tuple(launch(arrays)))
 
     def vjp(primals: object, cotangents: object, outputs: object) -> tuple[mx.array, ...]:

@@ -21,6 +21,10 @@ Scalar = int | float | bool
 # Lazy outputs of one launch, in the order of `Request.outputs`.
 # Both are texts: without mlx there is nothing to evaluate, and kernels still compile and print.
 Launch: TypeAlias = "Callable[[Sequence[mx.array]], Sequence[mx.array]]"
+# (arrays that are read, cotangents of the outputs, outputs) -> a cotangent for each of the arrays.
+Pull: TypeAlias = (
+    "Callable[[Sequence[mx.array], Sequence[mx.array], Sequence[mx.array]], Sequence[mx.array]]"
+)
 Place: TypeAlias = "mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None"
 
 
@@ -55,6 +59,7 @@ class Request:
         scalars: runtime scalars by parameter name.
         grid: programs per axis.
         stream: where to run; None is MLX's default at the time of the call.
+        pull: the gradient of the launch; None is that of the reference.
     """
 
     func: Func
@@ -65,6 +70,7 @@ class Request:
     scalars: Mapping[str, Scalar]
     grid: Grid
     stream: Place
+    pull: Pull | None = None
 
 
 class Backend(Protocol):
@@ -82,7 +88,9 @@ class Backend(Protocol):
 
 _DOCTOR = "python -m metile_mlx doctor lists what can"
 _warned = False
-_proven: set[tuple[str, str | None]] = set()
+# What ran for a name, a device and the environment; dropped all at once when full (F04).
+_proven: dict[tuple[object, ...], str] = {}
+_KEPT = 64
 _lock = Lock()
 
 
@@ -94,15 +102,22 @@ def wanted(name: str | None, stream: Place) -> tuple[str, bool]:
     Raises:
         LaunchError: `stream` is neither a stream nor a device.
     """
-    kind = None if stream is None else _device_type(stream)
+    kind = _kind(stream)
     named = name or config.backend()
     if named is not None:
         return named, True
     if MLX_MISSING is not None:
         return "reference", False
-    if (kind or mx.default_device().type) == mx.DeviceType.gpu:
+    if kind == mx.DeviceType.gpu:
         return ("metal" if mx.metal.is_available() else "cuda"), False
     return "cpu", False
+
+
+def _kind(stream: Place) -> object:
+    """The type of the device that a call runs on, if MLX is there."""
+    if stream is not None:
+        return _device_type(stream)
+    return None if MLX_MISSING else mx.default_device().type
 
 
 def _device_type(place: object) -> object:
@@ -142,18 +157,21 @@ def choose(name: str | None, stream: Place, backends: Mapping[str, Backend]) -> 
     Warns:
         RuntimeWarning: once, when the device's own backend can't run and `reference` takes over.
     """
-    asked, named = wanted(name, stream)
     # What ran once can run again; asking anew costs more than the rest of a warm call.
-    proven = (asked, config.compiler())
-    if proven in _proven:
-        return backends[asked]
+    facts = (name, _kind(stream), config.backend_texts())
+    proven = _proven.get(facts)
+    if proven is not None:
+        return backends[proven]
+    asked, named = wanted(name, stream)
     if asked not in config.BACKENDS:
         allowed = ", ".join(config.BACKENDS)
         raise MetileError(f"backend {asked!r} does not exist; expected one of {allowed}")
     backend = backends.get(asked)
     reason = backend.available() if backend else f"the {asked} backend is not supported yet"
     if backend is not None and reason is None:
-        _proven.add(proven)
+        if len(_proven) >= _KEPT:
+            _proven.clear()
+        _proven[facts] = asked
         return backend
     if named or asked == "reference":
         hint = "pip install 'metile-mlx[cpu]'" if MLX_MISSING else _DOCTOR

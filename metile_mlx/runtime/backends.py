@@ -10,7 +10,7 @@ from metile_mlx.dtypes import bool_
 from metile_mlx.emit.naming import input_passing, unique_name
 from metile_mlx.emit.source import KernelSource
 from metile_mlx.runtime import batching, cpu, export, metal, metal_limits
-from metile_mlx.runtime.autodiff import ReferenceTransforms, reference_launch, with_gradient
+from metile_mlx.runtime.autodiff import Transforms, reference_launch, with_gradient
 from metile_mlx.runtime.backend import Launch, Output, Request, Scalar, require_gpu
 from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.runtime.metal_limits import PipelineLimit
@@ -29,7 +29,9 @@ class ReferenceBackend:
         return f"mlx is not installed: {MLX_MISSING}" if MLX_MISSING else None
 
     def bind(self, request: Request) -> Launch:
-        return reference_launch(request)
+        launch = reference_launch(request)
+        # MLX differentiates the graph itself.
+        return launch if request.pull is None else differentiable(launch, request)
 
 
 class CpuBackend:
@@ -56,7 +58,7 @@ class CpuBackend:
             request.grid,
             init,
             request.stream,
-            ReferenceTransforms(request),
+            Transforms(request),
             request.input_shapes,
         )
         scalars = tuple(request.scalars[arg.param] for arg in source.inputs if arg.is_scalar)
@@ -95,9 +97,13 @@ class MetalBackend:
             made = kernel.launch(inputs, shapes, dtypes, request.grid, init, request.stream)
             return _merge(request, arrays, made)
 
-        wrapped = with_gradient(launch, request)
-        # MLX can't write a custom_function to a file, so an export gets the bare kernel.
-        return lambda arrays: launch(arrays) if export.active_target() else wrapped(arrays)
+        return differentiable(launch, request)
+
+
+def differentiable(launch: Launch, request: Request) -> Launch:
+    """The launch with its gradient; bare in an export, since MLX writes no custom_function."""
+    wrapped = with_gradient(launch, request)
+    return lambda arrays: launch(arrays) if export.active_target() else wrapped(arrays)
 
 
 def registered_source(request: Request) -> KernelSource:

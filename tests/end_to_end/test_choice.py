@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import textwrap
 import time
@@ -12,6 +13,7 @@ import mlx.core as mx
 import pytest
 
 import metile_mlx as metile
+from metile_mlx import config
 from metile_mlx.backends import BACKENDS
 from metile_mlx.runtime import cpu
 from tests.support.public import python
@@ -70,6 +72,29 @@ def test_argument_before_environment_before_device(monkeypatch: pytest.MonkeyPat
     assert ran_on() == "cpu"
 
 
+def test_x6_the_environment_is_read_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a call looks for what has changed since, too: set, empty, not set, a dictionary."""
+    assert ran_on() == "cpu"
+    monkeypatch.setenv("METILE_BACKEND", "vulkan")
+    with pytest.raises(metile.MetileError, match="names no backend"):
+        ran_on()
+    monkeypatch.setenv("METILE_BACKEND", "cpu")
+    assert ran_on() == "cpu"
+    monkeypatch.setenv("CXX", "/missing")
+    with pytest.raises(metile.BackendError, match="CXX=/missing can't be used"):
+        ran_on()
+    monkeypatch.delenv("CXX")
+    assert ran_on() == "cpu"
+    seen = {config.backend_texts()}
+    for name in ("METILE_BACKEND", "CXX"):
+        monkeypatch.setenv(name, "\u00e4")
+        seen.add(config.backend_texts())
+    assert len(seen) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", {**os.environ, "METILE_BACKEND": "reference"})
+        assert config.backend_texts() == ("reference", "\u00e4")
+
+
 def test_a_metal_kernel_where_there_is_no_metal() -> None:
     if mx.metal.is_available():
         assert ran_on(backend="metal") == "metal"
@@ -116,7 +141,7 @@ def test_a_cpu_stream_is_refused_where_only_a_gpu_runs(
 ) -> None:
     """X6: by us, before anything is registered; MLX raises a ValueError that names no kernel."""
     monkeypatch.setattr(f"metile_mlx.runtime.{backend}.available", lambda: None)
-    monkeypatch.setattr("metile_mlx.runtime.backend._proven", set())
+    monkeypatch.setattr("metile_mlx.runtime.backend._proven", {})
     with pytest.raises(metile.LaunchError) as caught:
         copy[(2,)](X, OUT, 40, backend=backend, stream=place)
     assert str(caught.value) == (
@@ -140,7 +165,7 @@ def test_a_gpu_stream_reaches_the_kernel(
             return [mx.zeros(40)]
 
     monkeypatch.setattr(f"metile_mlx.runtime.{backend}.available", lambda: None)
-    monkeypatch.setattr("metile_mlx.runtime.backend._proven", set())
+    monkeypatch.setattr("metile_mlx.runtime.backend._proven", {})
     monkeypatch.setattr(type(BACKENDS[backend]), "register", lambda self, request: Kernel())
     copy[(2,)](X, OUT, 40, backend=backend, stream=place)
     assert launched == [place]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 import metile_mlx as metile
 from metile_mlx.nn import kernel_function
-from metile_mlx.nn.kernel_function import KEPT_FUNCTIONS, KernelFunction
+from metile_mlx.nn.kernel_function import KEPT_FUNCTIONS, KernelFunction, OneKernel
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.export import primitives
 from tests.support.public import compilations
@@ -168,6 +170,66 @@ def test_f28_x7_gradients_are_those_of_backward(
     for vmap in (mx.vmap, metile.vmap):
         batched = vmap(lambda x, y: function(x, y)[0], in_axes=(0, None))(many, y)
         assert mx.array_equal(batched, 2 * many * y)
+
+
+class Product(OneKernel):
+    """x * y and x + y in one kernel, and gradients that say so: ten times what they are."""
+
+    def prepared(self, backend: str, x: mx.array, y: mx.array) -> metile.Dispatch:
+        empty = metile.empty(x.shape, x.dtype)
+        return product_and_sum[metile.cdiv(x.size, BLOCK)].prepare(
+            x, y, empty, empty, x.size, 1.0, stream=self.stream
+        )
+
+    def backward(
+        self,
+        primals: Sequence[mx.array],
+        cotangents: Sequence[mx.array],
+        outputs: Sequence[mx.array],
+    ) -> Sequence[mx.array]:
+        (x, y), (of_product, of_total) = primals, cotangents
+        assert [out.shape for out in outputs] == [x.shape] * 2
+        return 10 * (y * of_product + of_total), 10 * (x * of_product + of_total)
+
+
+def test_f28_x7_one_kernel_has_its_own_gradient_and_nothing_around_it(batchable: str) -> None:
+    """Of one argument or both; compiled and batched; forward mode is the reference's."""
+    function = Product(stream=None)
+    x, y, c = numbers(), numbers(seed=1), numbers(seed=2)
+
+    def loss(x: mx.array, y: mx.array) -> mx.array:
+        product, total = function(x, y)
+        return (c * product).sum() + total.sum()
+
+    for transform in (lambda f: f, mx.compile):
+        made = transform(mx.grad(loss, (0, 1)))(x, y)
+        assert mx.array_equal(made[0], 10 * (c * y + 1))
+        assert mx.array_equal(made[1], 10 * (c * x + 1))
+    assert mx.array_equal(mx.grad(loss, 1)(x, y), 10 * (c * x + 1))
+    many = numbers((3, 40), seed=3)
+    for vmap in (mx.vmap, metile.vmap):
+        made = vmap(mx.grad(loss), in_axes=(0, None))(many, y)
+        assert mx.array_equal(made, mx.broadcast_to(10 * (c * y + 1), (3, 40)))
+    _, pushed = mx.jvp(function, [x, y], [c, mx.zeros_like(y)])
+    assert mx.array_equal(pushed[0], c * y)
+    names = primitives(lambda x, y: function(x, y), x, y)
+    assert "CustomKernel" in names
+    assert "CustomTransforms" not in names
+
+
+def test_f04_a_function_that_is_dropped_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its kernels hold its gradient where Python can't see it."""
+    monkeypatch.setattr(Product, "_kept", {})
+    monkeypatch.setattr(kernel_function, "KEPT_FUNCTIONS", 1)
+    function = Product.of(stream=None)
+    mx.eval(function(numbers(), numbers()))
+    seen = weakref.ref(function)
+    del function
+    gc.collect()
+    assert seen() is not None
+    Product.of(stream=mx.new_stream(mx.cpu))
+    gc.collect()
+    assert seen() is None
 
 
 def test_x2_an_export_holds_kernels_and_no_custom_function() -> None:

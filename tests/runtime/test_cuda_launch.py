@@ -230,6 +230,6 @@ def test_naming_cuda_where_there_is_none_says_why(monkeypatch: pytest.MonkeyPatc
     reason = "MLX finds no CUDA device (mx.cuda.is_available() is False)"
     assert cuda.available() == (None if mx.cuda.is_available() else reason)
     monkeypatch.setattr(cuda, "available", lambda: reason)
-    monkeypatch.setattr(backend, "_proven", set())
+    monkeypatch.setattr(backend, "_proven", {})
     with pytest.raises(BackendError, match="'cuda' can't run here: MLX finds no CUDA device"):
         doubled[4](mx.zeros(100), metile.empty(100, mx.float32), 100, backend="cuda")

@@ -90,7 +90,7 @@ def installed(
     """A machine with Metal whose pyobjc is `fake`, or absent; `mlx` holds the prelude, if given."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metal, "available", lambda: None)
-        patch.setattr(backend, "_proven", set())
+        patch.setattr(backend, "_proven", {})
         patch.setattr(metal_limits.platform, "mac_ver", lambda: (macos, ("", "", ""), "arm64"))
         missing = "No module named 'Metal'" if fake is None else None
         patch.setattr(optional, "METAL_MISSING", missing)

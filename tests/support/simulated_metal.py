@@ -114,6 +114,6 @@ def device() -> Iterator[Device]:
     with pytest.MonkeyPatch.context() as patch:
         made = Device()
         patch.setattr(metal, "available", lambda: None)
-        patch.setattr(backend, "_proven", set())
+        patch.setattr(backend, "_proven", {})
         patch.setattr(metal, "register", made.register)
         yield made
