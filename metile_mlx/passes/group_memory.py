@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from metile_mlx.analysis.consecutive import Sums
 from metile_mlx.analysis.ranges import analyse
 from metile_mlx.context import Context
 from metile_mlx.dtypes import DType
 from metile_mlx.ir import metal
-from metile_mlx.ir.core import Block, Effect, Func, Op, Value
+from metile_mlx.ir.core import Block, Effect, Func, Op, Value, definitions
 from metile_mlx.ir.types import PointerType, ScalarType
 from metile_mlx.report import GroupedAccess, place
 from metile_mlx.target import CUDA
@@ -26,7 +27,7 @@ def group_memory(func: Func, ctx: Context) -> Func:
     are taken in fours where the last of them stood: between it and the first stands nothing but the
     access itself and pure work, so no access passes another one. Results stay the Values they were.
     Each group is a fact of the report. `Schedule(vector_width=1)` leaves all as it is (SPEC V3).
-    Branches and loops hold no register tiles, so only the top level is looked at.
+    What stands in a branch or a loop is taken together within its block.
 
     On CUDA eight 16-bit neighbours are one access, and the bounds of a declared view stand in for
     the comparison of indices: its compiler would keep a branch at each group, and wait for what one
@@ -34,16 +35,28 @@ def group_memory(func: Func, ctx: Context) -> Func:
     """
     if ctx.schedule.vector_width == 1:
         return func
-    found = list(_Grouping(func, ctx.target == CUDA).groups())
-    if not found:
-        return func
+    return func.with_body(_block(func.body, _Neighbours(func, ctx.target == CUDA), ctx))
+
+
+def _block(block: Block, neighbours: _Neighbours, ctx: Context) -> Block:
+    """The block with its groups, and those of the blocks in it; the same one without any."""
     changes: dict[Op, tuple[Op, ...]] = {}
-    for group in found:
+    for item in block.ops:
+        inner: dict[str, Any] = {
+            name: made
+            for name in item.block_fields
+            if (made := _block(getattr(item, name), neighbours, ctx)) is not getattr(item, name)
+        }
+        if inner:
+            changes[item] = (replace(item, **inner),)
+    for group in _Grouping(block.ops, neighbours).groups():
         changes.update(dict.fromkeys(group.parts, ()))
         changes[group.last] = _grouped(group)
         _report(group, ctx)
-    ops = tuple(new for item in func.body.ops for new in changes.get(item, (item,)))
-    return func.with_body(Block(ops, func.body.args))
+    if not changes:
+        return block
+    ops = tuple(new for item in block.ops for new in changes.get(item, (item,)))
+    return Block(ops, block.args)
 
 
 @dataclass(frozen=True)
@@ -58,39 +71,49 @@ class _Found:
     checked: bool
 
 
-class _Grouping:
-    """Looks for groups in one program.
-
-    Args:
-        is_cuda: for CUDA.
-    """
+class _Neighbours:
+    """Which indices of a program follow one another; `is_cuda`: for CUDA."""
 
     def __init__(self, func: Func, is_cuda: bool) -> None:
-        self._ops = func.body.ops
-        self._is_cuda = is_cuda
-        self._order = {item: position for position, item in enumerate(self._ops)}
-        defined = {value: item for item in self._ops for value in item.results}
-        self._wrapped = Sums(defined)
+        self.is_cuda = is_cuda
+        defined = definitions(func)
+        self.wrapped = Sums(defined)
         self._exact = Sums(defined, analyse(func))
+
+    def is_exact(self, parts: Group) -> bool:
+        # Numbers below 2**31 that follow one another modulo 2**32 follow one another.
+        if self.is_cuda and all(part.bounded for part in parts):
+            return True
+        away = self._exact.distances(parts[0].index, [slot.index for slot in parts])
+        return away == list(range(len(parts)))
+
+
+class _Grouping:
+    """Looks for groups in one block."""
+
+    def __init__(self, ops: Sequence[Op], neighbours: _Neighbours) -> None:
+        self._ops = ops
+        self._neighbours = neighbours
+        self._order = {item: position for position, item in enumerate(ops)}
 
     def groups(self) -> Iterator[_Found]:
         """Every eight and four."""
         for slots in _accesses(self._ops):
             eights: list[Group] = []
-            if self._is_cuda and _dtype(slots[0]).bits == 16:
+            if self._neighbours.is_cuda and _dtype(slots[0]).bits == 16:
                 eights = list(self._runs(slots, metal.GROUP_WIDTHS[-1]))
             taken = {part for eight in eights for part in eight}
             rest = [part for part in slots if part not in taken]
             for parts in (*eights, *self._runs(rest, metal.GROUP_WIDTHS[0])):
                 last = max(parts, key=self._order.__getitem__)
                 if self._stays_within(parts, last):
-                    yield _Found(parts, last, not self._is_exact(parts))
+                    yield _Found(parts, last, not self._neighbours.is_exact(parts))
 
     def _runs(self, slots: Sequence[Access], width: int) -> Iterator[Group]:
         """Slots that follow one another, `width` at a time."""
         rest = list(slots)
         while len(rest) >= width:
-            away = self._wrapped.distances(rest[0].index, [slot.index for slot in rest])
+            away = self._neighbours.wrapped.distances(rest[0].index, [slot.index for slot in rest])
             near = [(d, slot) for d, slot in zip(away, rest, strict=True) if d is not None]
             rest = [slot for d, slot in zip(away, rest, strict=True) if d is None]
             near.sort(key=lambda pair: pair[0])
@@ -111,13 +134,6 @@ class _Grouping:
             if not (own or item.effect is Effect.PURE) or not results.isdisjoint(item.operands()):
                 return False
         return True
-
-    def _is_exact(self, parts: Group) -> bool:
-        # Numbers below 2**31 that follow one another modulo 2**32 follow one another.
-        if self._is_cuda and all(part.bounded for part in parts):
-            return True
-        away = self._exact.distances(parts[0].index, [slot.index for slot in parts])
-        return away == list(range(len(parts)))
 
 
 def _accesses(ops: Sequence[Op]) -> Iterator[list[Access]]:

@@ -16,7 +16,7 @@ from metile_mlx.analysis.ranges import Ranges, analyse
 from metile_mlx.dtypes import i32, i64, u32, u64
 from metile_mlx.ir import metal
 from metile_mlx.ir.arith import BinaryKind, element
-from metile_mlx.ir.core import Func, Op, Value, walk
+from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.verify.findings import Finding
 from metile_mlx.verify.structure import is_threaded
 from metile_mlx.verify.thread_values import thread_values
@@ -27,6 +27,8 @@ _SCALARS = (metal.Load, metal.Store)
 Row: TypeAlias = "NDArray[np.uint64]"
 # What multiplies each opaque value, one number per thread; None: what is added.
 Parts: TypeAlias = "dict[Value | None, Row]"
+# What takes each lane of a vector apart.
+Extracts: TypeAlias = "dict[tuple[Value, int], Value]"
 # One element's access: array, index, mask, and the value stored, or the fill and the result; then
 # whether the bounds of a view hold it.
 Part: TypeAlias = "tuple[Value | bool | None, ...]"
@@ -35,25 +37,30 @@ Part: TypeAlias = "tuple[Value | bool | None, ...]"
 def check_grouping(func: Func, before: Func | None) -> list[Finding]:
     """All faults of the groups of a Stage.THREAD program; `before` may be of any stage, or None."""
     findings = _vectors(func)
-    groups = [item for item in func.body.ops if isinstance(item, _GROUPS)]
+    groups = [item for item in walk(func.body) if isinstance(item, _GROUPS)]
     if groups:
         findings += _consecutive(func, groups)
-        findings += _undivided(func)
-    known = frozenset() if before is None else frozenset(map(id, before.body.ops))
+        findings += [f for block in _blocks(func.body) for f in _undivided(block)]
+    known = frozenset() if before is None else frozenset(map(id, walk(before.body)))
     fresh = [item for item in groups if id(item) not in known]
     if fresh and before is not None and not findings:
         findings += _compare(before, func, fresh)
     return findings
 
 
+def _blocks(block: Block) -> Iterator[Block]:
+    """A block and all that stand in it, in program order."""
+    yield block
+    for item in block.ops:
+        for inner in item.blocks():
+            yield from _blocks(inner)
+
+
 def _vectors(func: Func) -> list[Finding]:
-    """Vectors are loaded, then taken apart, at the top level, and used by nobody else."""
+    """Vectors are loaded, then taken apart, and used by nobody else."""
     findings: list[Finding] = []
     loaded: set[Value] = set()
-    top = set(func.body.ops)
     for item in walk(func.body):
-        if isinstance(item, _GROUPS) and item not in top:
-            findings.append(Finding(item, "stands under a condition, expected at the top level"))
         if isinstance(item, metal.LoadGroup):
             loaded.update(item.results)
         if isinstance(item, metal.Extract):
@@ -156,9 +163,9 @@ class _Indices:
         return item.dtype.min <= interval.lo and interval.hi <= item.dtype.max
 
 
-def _accesses(func: Func) -> list[Op]:
-    """The ops of the top level that access arrays."""
-    return [item for item in func.body.ops if isinstance(item, _GROUPS + _SCALARS)]
+def _accesses(block: Block) -> list[Op]:
+    """The ops of a block itself that access arrays."""
+    return [item for item in block.ops if isinstance(item, _GROUPS + _SCALARS)]
 
 
 def _number(item: Op) -> int | None:
@@ -166,12 +173,12 @@ def _number(item: Op) -> int | None:
     return item.access
 
 
-def _undivided(func: Func) -> list[Finding]:
+def _undivided(block: Block) -> list[Finding]:
     """The parts of one tensor access stand together."""
     findings = []
     done: set[int] = set()
     last: int | None = None
-    for item in _accesses(func):
+    for item in _accesses(block):
         number = _number(item)
         if number is None and isinstance(item, _GROUPS):
             findings.append(Finding(item, "belongs to no tensor access"))
@@ -188,8 +195,17 @@ def _compare(before: Func, func: Func, fresh: Iterable[Op]) -> list[Finding]:
     """Each access has the parts it had, with their masks, fills and values, in the same place."""
     if not is_threaded(before):
         return [Finding(item, "was in no program before, expected scalars first") for item in fresh]
-    old, new = list(_runs(_accesses(before))), list(_runs(_accesses(func)))
+    was, now = list(_blocks(before.body)), list(_blocks(func.body))
+    if len(was) != len(now):
+        return [Finding(None, f"has {len(now)} blocks, expected {len(was)} as before")]
     formerly, extracted = _extracts(before), _extracts(func)
+    pairs = zip(was, now, strict=True)
+    return [finding for pair in pairs for finding in _changed(*pair, formerly, extracted)]
+
+
+def _changed(was: Block, now: Block, formerly: Extracts, extracted: Extracts) -> list[Finding]:
+    """The first access of a block that is another than before."""
+    old, new = list(_runs(_accesses(was))), list(_runs(_accesses(now)))
     for position, here in enumerate(new):
         parts = [part for item in here for part in _parts(item, extracted)]
         there = old[position] if position < len(old) else []
@@ -219,15 +235,15 @@ def _runs(items: Iterable[Op]) -> Iterator[list[Op]]:
         yield run
 
 
-def _extracts(func: Func) -> dict[tuple[Value, int], Value]:
+def _extracts(func: Func) -> Extracts:
     return {
         (item.vector, item.lane): item.result
-        for item in func.body.ops
+        for item in walk(func.body)
         if isinstance(item, metal.Extract)
     }
 
 
-def _parts(item: Op, extracted: dict[tuple[Value, int], Value]) -> list[Part]:
+def _parts(item: Op, extracted: Extracts) -> list[Part]:
     match item:
         case metal.LoadGroup():
             vectors = [(v, k) for v in item.results for k in range(metal.GROUP_WIDTH)]

@@ -12,7 +12,7 @@ from metile_mlx.context import Context, Schedule
 from metile_mlx.dtypes import DType, bf16, f16, f32, i32, u32
 from metile_mlx.ir import metal
 from metile_mlx.ir.arith import BinaryKind
-from metile_mlx.ir.core import Block, Func
+from metile_mlx.ir.core import Block, Func, walk
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.passes.group_memory import group_memory
 from metile_mlx.target import CUDA, METAL, Target
@@ -21,6 +21,8 @@ from tests.support.arithmetic import NUMPY
 from tests.support.execute import same_bits
 from tests.support.grouped import adjacent, row, row_func, striped
 from tests.support.mutate import ops_of
+from tests.support.products import matmul
+from tests.support.samples import Sample
 from tests.support.tile_program import TileProgram
 
 
@@ -273,3 +275,33 @@ def test_masks_of_groups_are_those_of_the_slots() -> None:
     assert isinstance(load, metal.LoadGroup)
     assert {index.type.dtype for index in load.indices} == {u32}  # type: ignore[union-attr]
     assert dict(zip(load.indices, load.masks, strict=True)) == slots
+
+
+def product_func() -> Func:
+    """A product of f16 matrices in tiles of 64 x 64 x 16."""
+    specs = {
+        "A": "f16*",
+        "B": "f16*",
+        "C": "f32*",
+        **dict.fromkeys(("COUNT", "M", "N", "K"), "i32"),
+    }
+    specs |= {"MK": "i32", "KN": "i32"}
+    sizes = {"BM": 64, "BN": 64, "BK": 16, "TURNED_A": False, "TURNED_B": False}
+    return Sample(matmul, tuple(specs.values()), sizes).func()
+
+
+@pytest.mark.parametrize("target", [METAL, CUDA], ids=["metal", "cuda"])
+def test_v1_copies_in_loops_and_branches_are_grouped_there(target: Target) -> None:
+    """The tiles that a pipeline loads: before its loop, and in it (SPEC P1)."""
+    ctx = Context(target, Schedule(double_buffer=True))
+    func = lower(product_func(), ctx)
+    groups = [item for item in walk(func.body) if isinstance(item, metal.LoadGroup)]
+    top = set(func.body.ops)
+    assert len(groups) == 8
+    assert top.isdisjoint(groups)
+    assert len(ctx.report.grouped_loads) == 8
+    scalars = [item for item in walk(func.body) if isinstance(item, metal.Load)]
+    assert scalars == []
+    plain = lower(product_func(), Context(target, Schedule(1, double_buffer=True)))
+    assert group_memory(plain, Context(target, Schedule(1))) is plain
+    assert group_memory(func, Context(target)) is func

@@ -172,9 +172,9 @@ def test_v4_an_extract_not_dominated_by_its_vector() -> None:
     assert "outside the block that defines it" in error.message
 
 
-def test_v4_groups_stand_at_the_top_level() -> None:
-    error = rejected(edit(AFTER, {STORE: under_condition(STORE)}))
-    assert "stands under a condition, expected at the top level" in error.message
+def test_v4_a_group_stays_in_the_block_of_its_scalars() -> None:
+    error = rejected(edit(AFTER, {STORE: under_condition(STORE)}), BEFORE)
+    assert "has 3 blocks, expected 1 as before" in error.message
 
 
 def test_v4_a_group_that_compares_nothing_needs_a_proof() -> None:
