@@ -27,7 +27,9 @@ from metile_kernels.activations import activation_reference, gelu_tanh
 from metile_kernels.program_order import hilbert, tile_of
 
 
-def grid(batches, m, n, BM=64, BN=64, ORDER=None):
+def grid(
+    batches: int, m: int, n: int, BM: int = 64, BN: int = 64, ORDER: object = None
+) -> tuple[int, int, int]:
     """The programs of `gemm` for C of (batches, m, n)."""
     rows, columns = metile.cdiv(m, BM), metile.cdiv(n, BN)
     return (columns, rows, batches) if ORDER is None else (rows * columns, 1, batches)

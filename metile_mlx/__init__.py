@@ -116,6 +116,7 @@ if TYPE_CHECKING:
     from metile_mlx.nn.add_rms_norm import add_rms_norm
     from metile_mlx.nn.cross_entropy import cross_entropy
     from metile_mlx.nn.layer_norm import layer_norm
+    from metile_mlx.nn.matmul import matmul
     from metile_mlx.nn.reduce import reduce
     from metile_mlx.nn.rms_norm import rms_norm
     from metile_mlx.nn.rope import rope
@@ -195,6 +196,7 @@ __all__ = [
     "log",
     "log2",
     "log_softmax",
+    "matmul",
     "max",
     "maximum",
     "min",
@@ -253,6 +255,7 @@ _LAZY = frozenset(
         "gelu",
         "layer_norm",
         "log_softmax",
+        "matmul",
         "nn",
         "reduce",
         "rms_norm",

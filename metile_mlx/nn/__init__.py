@@ -6,6 +6,7 @@ from metile_mlx.nn.add_rms_norm import add_rms_norm
 from metile_mlx.nn.cross_entropy import cross_entropy
 from metile_mlx.nn.embedding_layer import Embedding
 from metile_mlx.nn.layer_norm import layer_norm
+from metile_mlx.nn.matmul import matmul
 from metile_mlx.nn.normalization import LayerNorm, RMSNorm
 from metile_mlx.nn.reduce import reduce
 from metile_mlx.nn.rms_norm import rms_norm
@@ -31,6 +32,7 @@ __all__ = [
     "gelu",
     "layer_norm",
     "log_softmax",
+    "matmul",
     "reduce",
     "rms_norm",
     "rope",

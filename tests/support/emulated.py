@@ -46,7 +46,14 @@ MAX_THREADS = 1 << 20
 # Texts per test file and process: those with the smallest hashes, so always the same ones.
 LIMITS = {"dev": 20, "ci": 400, "full": 10**9}
 # The library has a text for each dtype of each argument, and tests/kernels emulates by itself.
-OF_LIBRARY = {"nn": 16, "patch": 16, "kernels": 40, "test_selftest": 40, "test_multiply": 2}
+OF_LIBRARY = {
+    "nn": 16,
+    "patch": 16,
+    "kernels": 40,
+    "test_selftest": 40,
+    "test_multiply": 2,
+    "test_matmul": 3,
+}
 SCHEDULES = 2
 
 
