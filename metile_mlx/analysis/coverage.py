@@ -5,9 +5,10 @@ the view's box. That is decided for indices that are affine in the program ids,
 
     index_d = coefficient * program_id(axis) + part_d[lane]
 
-with the part over the tile's lanes worked out exactly. All lanes of one program then hit a set of
-index vectors; when that set holds a whole box [0, e_0) x [0, e_1) x ..., and e_d is the coefficient
-of the axis that drives dimension d, neighbouring programs tile the dimension without a gap.
+with the part over the tile's lanes worked out exactly. All lanes of one program, but for those that
+a mask leaves out in every program, then hit a set of index vectors; when that set holds a whole box
+[0, e_0) x [0, e_1) x ..., and e_d is the coefficient of the axis that drives dimension d,
+neighbouring programs tile the dimension without a gap.
 
 A loop whose bounds the host knows is one more axis: its index is start + step * k for k = 0, 1, ...
 and all its iterations are programs along it.
@@ -28,6 +29,7 @@ from typing import TypeAlias
 import numpy as np
 
 from metile_mlx.analysis.affine_forms import Form, Lanes, affine_forms
+from metile_mlx.analysis.lane_masks import Held, lanes_held
 from metile_mlx.analysis.views import (
     REMEMBERED,
     HostExpr,
@@ -81,7 +83,7 @@ class OutputCoverage:
     Attributes:
         param: the parameter's name.
         access: `write` or `read_write`.
-        candidates: boxes of unmasked stores, each with its view; any one may prove the output.
+        candidates: boxes of stores, each with its view; any one may prove the output.
         reasons: why other stores prove nothing, one text each.
     """
 
@@ -198,7 +200,8 @@ def coverage(func: Func) -> tuple[OutputCoverage, ...]:
         own = [(store, around) for store, around in stores if store.tensor in tensors]
         for store, around in own:
             trips = _trips(around, loops, defined, params)
-            drive = trips if isinstance(trips, str) else _drive(store, forms, dict(trips))
+            held = lanes_held(store.mask, defined, forms)
+            drive = trips if isinstance(trips, str) else _drive(store, forms, dict(trips), held)
             if isinstance(trips, str) or isinstance(drive, str):
                 reasons.append(f"the store at line {store.loc.line} {drive}")
             else:
@@ -248,11 +251,16 @@ def _trips(
 
 
 def _drive(
-    store: Store, forms: Mapping[Value, Form], trips: Mapping[int, Trips]
+    store: Store,
+    forms: Mapping[Value, Form],
+    trips: Mapping[int, Trips],
+    held: Held | None,
 ) -> tuple[Drive, Lanes] | str:
     """How program ids move the indices, and the index vectors of program 0, one a column."""
-    if store.mask is not None:
+    if held is None:
         return "is masked"
+    if not held.any():
+        return "is masked off in all lanes"
     drive: list[tuple[int, int] | None] = []
     parts = [np.zeros(1, np.int64)]
     for dimension, index in enumerate(store.indices):
@@ -275,7 +283,8 @@ def _drive(
     axes = [step[0] for step in drive if step]
     if len(set(axes)) < len(axes):
         return "has one program id or loop in several indices"
-    return tuple(drive), np.stack(np.broadcast_arrays(*parts))[1:]
+    *vectors, there = np.broadcast_arrays(*parts, held)
+    return tuple(drive), np.stack(vectors)[1:, there]
 
 
 def _box(view: View, drive: Drive, vectors: Lanes, trips: Around) -> Box | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import mlx.core as mx
@@ -86,13 +87,92 @@ def test_an_illegal_extent_is_a_launch_error() -> None:
         only(transpose8()).proven({"n": -1}, (1, 1, 1), 64)
 
 
-def test_a_masked_store_proves_nothing() -> None:
+MASKS = {
+    "a scalar": lambda p, at: p.compare(CompareKind.GE, at, p.scalar("m")),
+    "the program": lambda p, at: p.compare(CompareKind.GE, at, p.program_id()),
+    "memory": lambda p, at: p.compare(
+        CompareKind.GE, p.load(p.tensor("x", (64,), "read", dtype=i32), at), 0
+    ),
+    "a scalar, or what always holds": lambda p, at: p.op(
+        BinaryKind.OR,
+        p.compare(CompareKind.GE, at, 0),
+        p.compare(CompareKind.GE, at, p.scalar("m")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_that_depends_on_anything_proves_nothing(name: str) -> None:
     """F27: an output that is stored in part is never taken for a whole one."""
     p, y = filled((64,))
     at = p.lanes(64)
-    p.store(y, at, value=at, mask=p.compare(CompareKind.GE, at, 0))
+    p.store(y, at, value=at, mask=MASKS[name](p, at))
     assert only(p).reasons == (f"the store at line {p.line} is masked",)
-    assert not only(p).proven({}, (1, 1, 1), 64)
+    assert not only(p).proven({"m": 0}, (1, 1, 1), 64)
+
+
+def one_of_each_row(mask: Callable[[TileProgram, Value, Value], Value]) -> TileProgram:
+    """y[8 * program_id + row], of 8 rows of 32 columns, where the mask of both holds."""
+    p = TileProgram()
+    y = p.tensor("y", (p.scalar("n"),), "write", dtype=i32)
+    at = p.lanes(256)
+    row, column = p.op(BinaryKind.FLOORDIV, at, 32), p.op(BinaryKind.MOD, at, 32)
+    place = p.op(BinaryKind.ADD, row, p.op(BinaryKind.MUL, p.program_id(), 8))
+    p.store(y, place, value=place, mask=mask(p, row, column))
+    return p
+
+
+COVERING: dict[str, Callable[[TileProgram, Value, Value], Value]] = {
+    "one column": lambda p, row, column: p.compare(CompareKind.EQ, column, 5),
+    "several columns": lambda p, row, column: p.compare(CompareKind.LT, column, 5),
+    "all but one row, and that one": lambda p, row, column: p.op(
+        BinaryKind.XOR,
+        p.compare(CompareKind.NE, row, 3),
+        p.compare(CompareKind.EQ, column, 31),
+    ),
+    "a part that is negated": lambda p, row, column: p.op(
+        BinaryKind.AND,
+        p.unary(UnaryKind.NOT, p.compare(CompareKind.GE, column, 1)),
+        p.compare(CompareKind.LE, p.number(0), row),
+    ),
+    "a mask of another shape": lambda p, row, column: p.add(
+        tile.Reshape(p.add(tile.Reshape(p.compare(CompareKind.EQ, column, 0), (8, 32))), (256,))
+    ),
+}
+LEAVING: dict[str, tuple[Callable[[TileProgram, Value, Value], Value], str]] = {
+    "a row": (
+        lambda p, row, column: p.op(
+            BinaryKind.AND, p.compare(CompareKind.EQ, column, 0), p.compare(CompareKind.NE, row, 7)
+        ),
+        "the indices stored to y do not fill a box from index 0",
+    ),
+    "columns that none has": (
+        lambda p, row, column: p.compare(CompareKind.EQ, column, 32),
+        "is masked off in all lanes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COVERING)
+def test_k7_one_value_of_each_row_covers_an_output(name: str) -> None:
+    """Which lanes hold is the same in every program: one for each row, or more."""
+    p = one_of_each_row(COVERING[name])
+    found = only(p)
+    assert found.reasons == ()
+    for n in (1, 8, 9, 40):
+        programs = -(-n // 8)
+        assert found.proven({"n": n}, (programs, 1, 1), n)
+        assert not found.proven({"n": n}, (programs - 1, 1, 1), n)
+        stored = evaluate(p.func(), {}, {"n": n}, {"y": ((n,), i32)}, (programs, 1, 1))["y"]
+        assert mx.array_equal(stored, mx.arange(n))
+
+
+@pytest.mark.parametrize("name", LEAVING)
+def test_k7_masks_that_leave_rows_out_prove_nothing(name: str) -> None:
+    mask, reason = LEAVING[name]
+    found = only(one_of_each_row(mask))
+    assert not found.proven({"n": 8}, (1, 1, 1), 8)
+    assert reason in found.explain({"n": 8}, (1, 1, 1), 8)
 
 
 def test_a_store_under_a_condition_proves_nothing_and_one_beside_it_does() -> None:
