@@ -19,7 +19,7 @@ class Target:
     Attributes:
         name: `metal`, `cuda`, `cpu` or `emulator`.
         language: `msl` or `cpp`: what `emit` writes.
-        max_threads: threads of a threadgroup.
+        max_threads: threads of a threadgroup; on a CPU they are turns of a loop.
         threadgroup_bytes: bytes of threadgroup memory a kernel may ask for.
         max_buffers: buffers a kernel may bind, or None when unlimited.
         index_bits: width of memory offsets, or None when the arrays of the call decide (SPEC X8).
@@ -35,7 +35,7 @@ class Target:
 
 METAL = Target("metal", "msl", max_buffers=MAX_BUFFERS)
 CUDA = Target("cuda", "msl")
-CPU = Target("cpu", "cpp", index_bits=64)
+CPU = Target("cpu", "cpp", max_threads=MAX_TILE, index_bits=64)
 # Metal's text, which here may also print.
 EMULATOR = Target("emulator", "msl", max_buffers=MAX_BUFFERS)
 BY_NAME = {target.name: target for target in (METAL, CUDA, CPU, EMULATOR)}

@@ -33,12 +33,7 @@ class CppRows(CppLanes):
         if joint is None:
             self._row_loop(segment, "0", f"{row.threads}")
         else:
-            whole = self._whole(joint, row)
-            self._open(f"if ({whole} == {row.threads}) {{")
-            self._row_loop(segment, "0", f"{row.threads}", segment.masks)
-            self._otherwise()
-            self._write_cut(segment, row, whole, joint)
-            self._close()
+            self._write_cut(segment, row, self._whole(joint, row), joint)
         self.in_row = frozenset()
         self._close()
 

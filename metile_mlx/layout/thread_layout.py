@@ -83,6 +83,15 @@ class ThreadLayout:
         return cls(range(count.bit_length() - 1), 0, elements_per_thread)
 
     @classmethod
+    def of_loop(cls, size: int, elements_per_thread: int) -> ThreadLayout:
+        """As `identity`, on as many threads as that takes: on a CPU they are turns of a loop."""
+        made: ThreadLayout = object.__new__(cls)
+        object.__setattr__(made, "bit_order", tuple(range(size.bit_length() - 1)))
+        object.__setattr__(made, "xor_mask", 0)
+        object.__setattr__(made, "elements_per_thread", elements_per_thread)
+        return made
+
+    @classmethod
     def grouped(
         cls, columns: int, elements_per_thread: int, neighbours: int = 4, rows: int = 1
     ) -> ThreadLayout:

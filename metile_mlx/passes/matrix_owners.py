@@ -23,12 +23,13 @@ from metile_mlx.ir.core import Effect, Func, Op, Value, definitions, walk
 from metile_mlx.ir.lanes import DECLARED
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.matrix import Dot
+from metile_mlx.ir.permute import Permute
 from metile_mlx.ir.tile import Constant, Convert, If, Load, Reduce, Tensor
 from metile_mlx.ir.types import TileType
 from metile_mlx.layout.fragments import MAX_REGISTERS, Product, copy_layout, products
 from metile_mlx.layout.operand import Layout
 from metile_mlx.layout.thread_layout import ThreadLayout
-from metile_mlx.target import MAX_THREADS, SIMD_WIDTH
+from metile_mlx.target import MAX_THREADS, MAX_TILE, SIMD_WIDTH
 
 _VECTOR = (
     "a vector beside matrices is a view with a stride of 0: metile.tensor(bias, shape=(M, N), "
@@ -85,13 +86,17 @@ def assign(func: Func, ctx: Context) -> MatrixOwners | None:
     classes = _classes(func)
     sizes = {value: value.type.size for value in classes if isinstance(value.type, TileType)}
     if ctx.target.language == "cpp":
-        return _in_order(dots, sizes)
+        return _in_order(func, dots, sizes)
     return _Fragments(func, ctx, dots, classes, sizes).owners()
 
 
-def _in_order(dots: list[Dot], sizes: Mapping[Value, int]) -> MatrixOwners:
-    """Each tile row-major over the slots of as many threads as there can be."""
-    threads = min(MAX_THREADS, *sizes.values())
+def _in_order(func: Func, dots: list[Dot], sizes: Mapping[Value, int]) -> MatrixOwners:
+    """Each tile row-major over the slots of as many threads as there can be.
+
+    Where nothing else passes from thread to thread they are turns of a loop: one per element.
+    """
+    passes = any(isinstance(item, Convert | Permute | Reduce) for item in walk(func.body))
+    threads = min(MAX_THREADS if passes else MAX_TILE, *sizes.values())
     if threads < SIMD_WIDTH:
         smallest = min(sizes, key=sizes.__getitem__)
         _identity(smallest, sizes[smallest], threads)
@@ -117,7 +122,7 @@ def _identity(value: Value, size: int, threads: int) -> ThreadLayout:
             value.loc,
             _VECTOR,
         )
-    return ThreadLayout.identity(size, registers)
+    return ThreadLayout.of_loop(size, registers)
 
 
 class _Fragments:

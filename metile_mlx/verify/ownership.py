@@ -10,7 +10,7 @@ from metile_mlx.ir.planned import Choose, ScratchLoad, Shuffle
 from metile_mlx.ir.tile import Convert
 from metile_mlx.ir.types import ScalarType, SlotsType, TileType
 from metile_mlx.layout.thread_layout import ThreadLayout
-from metile_mlx.target import MAX_THREADS, SIMD_WIDTH
+from metile_mlx.target import MAX_TILE, SIMD_WIDTH
 from metile_mlx.verify.findings import Finding
 from metile_mlx.verify.products import product_fault
 
@@ -26,12 +26,11 @@ def check_ownership(func: Func, stage: Stage, before: Func | None = None) -> lis
     """
     threads = func.threads
     findings: list[Finding] = []
-    if not SIMD_WIDTH <= threads <= MAX_THREADS or threads & (threads - 1):
+    if not SIMD_WIDTH <= threads <= MAX_TILE or threads & (threads - 1):
         findings.append(
             Finding(
                 None,
-                f"has {threads} threads, expected a power of two from {SIMD_WIDTH} to "
-                f"{MAX_THREADS}",
+                f"has {threads} threads, expected a power of two from {SIMD_WIDTH} to {MAX_TILE}",
             )
         )
     if stage is Stage.THREAD:
