@@ -43,8 +43,10 @@ def result_dtype(name: str, *arrays: mx.array | None) -> mx.Dtype:
 
 def are_floats(*values: object) -> bool:
     """Whether the arrays among these meet in a dtype that kernels know."""
-    arrays = [value for value in values if isinstance(value, mx.array)]
-    return bool(arrays) and mx.result_type(*arrays) in FLOATS
+    dtypes = [value.dtype for value in values if isinstance(value, mx.array)]
+    if all([dtype in FLOATS for dtype in dtypes]):
+        return bool(dtypes)
+    return mx.result_type(*dtypes) in FLOATS
 
 
 def as_rows(name: str, x: mx.array, stream: Place) -> mx.array:

@@ -166,6 +166,12 @@ def build(source: KernelSource) -> CpuKernel:
         BackendError: the backend is not available here.
         CompileError: the compiler refused the text; shows its message and where the text is kept.
     """
+    return _built(source, config.compiler(), str(config.cache_dir()))
+
+
+@functools.cache
+def _built(source: KernelSource, _compiler: str | None, _folder: str) -> CpuKernel:
+    """Asked anew for each shape: to look for the compiler and to hash the text takes longer."""
     return build_many([source])[0]
 
 
