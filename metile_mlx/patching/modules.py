@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from metile_mlx.nn.optional import Module
-from metile_mlx.patching.forms import MARK, form_of, method_of
+from metile_mlx.patching.forms import MARK, form_of, method_of, norm_form
 from metile_mlx.patching.operations import Operations
 from metile_mlx.patching.rewriting import Site, rewritten
 from metile_mlx.runtime.optional import mx
@@ -183,6 +183,12 @@ def fusible_norms(module: Any) -> frozenset[str]:
 
 
 _classes: dict[object, type] = {}
+
+
+def read_anew() -> None:
+    """Forget what methods were read as: a global that one calls may mean something else by now."""
+    norm_form.cache_clear()
+    _classes.clear()
 
 
 def _derived(

@@ -7,6 +7,7 @@ from typing import Any
 from metile_mlx.errors import LaunchError
 from metile_mlx.nn.optional import Module
 from metile_mlx.nn.using import suspended
+from metile_mlx.patching.modules import read_anew
 from metile_mlx.patching.operations import OURS
 from metile_mlx.patching.report import PatchReport
 from metile_mlx.patching.trial import Trial
@@ -33,8 +34,9 @@ def patch(model: Any, *, sample: Any, measure: bool = False) -> PatchReport:
 
     Parameters, their names, flags (training, frozen) and the identity of modules with parameters
     stay; `isinstance` holds; copies and pickles have the original classes. Functions that MLX
-    compiled before keep what they were compiled with. What a run changes, such as the statistics of
-    a BatchNorm or MLX's random state, is put back. While it works nothing else may use the model.
+    compiled before keep what they were compiled with, and a patched method keeps what its names
+    meant when it was patched. What a run changes, such as the statistics of a BatchNorm or MLX's
+    random state, is put back. While it works nothing else may use the model.
 
     A module that other models share, such as a norm, is swapped in all of them, checked in this
     one. Our kernels are compiled for fixed shapes: a patched model runs in mx.compile, but raises
@@ -56,6 +58,7 @@ def patch(model: Any, *, sample: Any, measure: bool = False) -> PatchReport:
     """
     if not isinstance(model, Module):
         raise LaunchError(f"[patch] model is {type(model).__name__}; expected an mlx.nn.Module")
+    read_anew()
     # What it is compared with is MLX's, inside of `using` too.
     with suspended():
         return Trial(model, _arguments(sample), OURS).run(measure)

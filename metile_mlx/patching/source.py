@@ -127,7 +127,10 @@ def _all_code(code: CodeType) -> Iterator[CodeType]:
 
 
 def rebuilt(source: Source, tree: ast.FunctionDef, added: Mapping[str, object]) -> FunctionType:
-    """The function of a changed tree, in which the names `added` have these values."""
+    """The function of a changed tree, in which the names `added` have these values.
+
+    Whatever else it had stays: globals, defaults, closure, attributes.
+    """
     function = source.function
     code = function.__code__
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
@@ -148,6 +151,7 @@ def rebuilt(source: Source, tree: ast.FunctionDef, added: Mapping[str, object]) 
     made.__kwdefaults__ = function.__kwdefaults__
     made.__qualname__, made.__module__ = function.__qualname__, function.__module__
     made.__doc__, made.__annotations__ = function.__doc__, function.__annotations__
+    vars(made).update(vars(function))
     return made
 
 

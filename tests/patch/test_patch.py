@@ -199,6 +199,55 @@ def test_a_class_of_ones_own_is_recognised_and_its_own_methods_work() -> None:
     assert [s.module for s in report.swaps if s.kind == "norm"] == ["MyNorm"] * 5
 
 
+def plain(x: mx.array) -> mx.array:
+    return mx.maximum(x, 0)
+
+
+activation, normalised = nn.silu, mx.fast.rms_norm
+
+
+class ByGlobals(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = mx.ones((24,))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return activation(x) * normalised(x, self.weight, 1e-5)
+
+
+class NormByGlobal(ByGlobals):
+    def __call__(self, x: mx.array) -> mx.array:
+        return normalised(x, self.weight, 1e-5)
+
+
+class Summed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = NormByGlobal()
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.norm(x + x)
+
+
+def test_a_global_that_means_another_function_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By each patch; also of a norm that a sum is computed with."""
+    x = mx.random.normal((3, 24), key=mx.random.key(5))
+    for make, kinds in ((ByGlobals, {"gate", "norm"}), (Summed, {"norm", "residual"})):
+        report = metile.patch(make(), sample=x)
+        assert {swap.kind for swap in report.swaps} == kinds
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "activation", plain)
+        patch.setitem(globals(), "normalised", lambda x, weight, eps: x * weight)
+        for make in (ByGlobals, Summed):
+            model = make()
+            expected = model(x)
+            assert not metile.patch(model, sample=x)
+            assert same_bits(model(x), expected)
+    assert metile.patch(Summed(), sample=x)
+
+
 def test_a_module_used_twice_is_swapped_once() -> None:
     shared = nn.RMSNorm(DIMS)
     model = made(lambda: shared)

@@ -61,6 +61,17 @@ def test_a_rebuilt_function_is_the_same() -> None:
     assert rebuilt(read(inner), read(inner).tree, {})(1) == 11
 
 
+def test_attributes_of_a_function_stay() -> None:
+    def marked(x: int) -> int:
+        return x
+
+    marked.note, marked.__wrapped__ = "kept", Child.value  # type: ignore[attr-defined]
+    again = rebuilt(read(marked), read(marked).tree, {})
+    assert vars(again) == {"note": "kept", "__wrapped__": Child.value}
+    again.note = "changed"  # type: ignore[attr-defined]
+    assert marked.note == "kept"  # type: ignore[attr-defined]
+
+
 def test_an_added_name_is_seen_and_nothing_else_changes() -> None:
     source = read(Base.value)
 
