@@ -238,6 +238,9 @@ def test_a_global_that_means_another_function_is_read_again(
         report = metile.patch(make(), sample=x)
         assert {swap.kind for swap in report.swaps} == kinds
     with monkeypatch.context() as patch:
+        patch.setitem(globals(), "activation", nn.gelu)
+        report = metile.patch(ByGlobals(), sample=x)
+        assert {swap.kind for swap in report.swaps} == {"gate", "norm"}
         patch.setitem(globals(), "activation", plain)
         patch.setitem(globals(), "normalised", lambda x, weight, eps: x * weight)
         for make in (ByGlobals, Summed):
