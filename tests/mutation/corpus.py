@@ -326,7 +326,7 @@ def _chains(count: int) -> Iterator[Program]:
 def _loops(count: int) -> Iterator[Program]:
     """Loops with runtime bounds: a kernel, and random programs with loops and branches."""
     x, y = mx.zeros(200), metile.empty((200,), mx.float32)
-    yield of_dispatch("loops: sample", _kernel(samples.accumulated, (1,), x, y, 200), True)
+    yield of_dispatch("loops: sample", _kernel(samples.in_loops, (1,), x, y, 200), True)
     seeds = (seed for seed in range(1000) if loops.random_loops(seed).size <= 64)
     for seed in islice(seeds, count):
         made = loops.random_loops(seed)
