@@ -1,6 +1,7 @@
 """Models of mlx-lm with `metile.patch` beside the same models in MLX, on the backend at hand.
 
-    python -m benchmarks.model [--quick] [--output-json FILE] [--strict]
+    python -m benchmarks.model [--quick] [--only NAMES] [--dtypes NAMES] [--output-json FILE]
+                               [--add] [--strict]
 
 Each model is built twice with the same random weights, and one of the two is patched. Three things
 are timed, the two models alternating in one process:
@@ -12,15 +13,17 @@ are timed, the two models alternating in one process:
 
 Before anything is timed, logits and tokens are compared: those of the prompt as `metile.patch`
 does (its report is in the file), those of each decoded step, and loss and gradients. Ratios are of
-times: below 1, the patched model is faster.
+times: below 1, the patched model is faster. With `--add` a full run can be made in pieces: what the
+file has of other models and dtypes stays in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,12 +77,18 @@ FULL = Plan(Size(1024, 256, 768, 4, 4, 2), NAMES, tuple(DTYPES), 64, 2, 32, 9)
 
 @dataclass(frozen=True)
 class Measured:
-    """One model in one dtype: seconds of each arm by phase, and the report of the patch."""
+    """One model in one dtype: seconds of each arm by phase, and the report of the patch.
+
+    Attributes:
+        patch: the report, as `PatchReport.to_dict` has it.
+        source: when it was measured, and the revision.
+    """
 
     name: str
     dtype: str
-    report: metile.PatchReport
+    patch: dict[str, Any]
     times: dict[str, dict[str, Summary]]
+    source: tuple[str, str] = ("", "")
 
     @property
     def label(self) -> str:
@@ -93,6 +102,36 @@ class Measured:
     def least_ratios(self) -> dict[str, float]:
         """The same of the least times, which other work on the machine moves less."""
         return {phase: times[OURS].least / times[MLX].least for phase, times in self.times.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the JSON file."""
+        date, revision = self.source
+        return {
+            "model": self.name,
+            "dtype": self.dtype,
+            "date": date,
+            "revision": revision,
+            "checked": "tokens of the prompt and of each decoded step, loss and gradients",
+            "patch": self.patch,
+            "phases": {
+                phase: {
+                    "ratio": self.ratios()[phase],
+                    "ratio_of_least": self.least_ratios()[phase],
+                    "arms": {name: summary.to_dict() for name, summary in times.items()},
+                }
+                for phase, times in self.times.items()
+            },
+        }
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> Measured:
+        """What `to_dict` gave."""
+        times = {
+            phase: {name: Summary.from_dict(arm) for name, arm in each["arms"].items()}
+            for phase, each in given["phases"].items()
+        }
+        source = (given["date"], given["revision"])
+        return cls(given["model"], given["dtype"], given["patch"], times, source)
 
 
 def run_case(name: str, dtype: str, plan: Plan) -> Measured:
@@ -124,7 +163,7 @@ def run_case(name: str, dtype: str, plan: Plan) -> Measured:
         phase: measure(arms[phase], lambda _, made, p=phase: checks[p](made), plan.rounds)
         for phase in PHASES
     }
-    return Measured(name, dtype, report, times)
+    return Measured(name, dtype, report.to_dict(), times)
 
 
 def arm(
@@ -226,7 +265,7 @@ def table(measured: Sequence[Measured]) -> None:
     head += [f"{phase} {text}" for phase in PHASES for text in ("mlx", "ours", "ratio", "of least")]
     lines = []
     for item in measured:
-        cells = [str(len(item.report.swaps))]
+        cells = [str(len(item.patch["swaps"]))]
         for phase in PHASES:
             times = item.times[phase]
             cells += [f"{times[which].median * 1e3:.2f}" for which in (MLX, OURS)]
@@ -246,34 +285,45 @@ def content(found: dict[str, Any], measured: Sequence[Measured], quick: bool) ->
         "benchmark": "model",
         "quick": quick,
         "environment": found,
-        "cases": [
-            {
-                "model": item.name,
-                "dtype": item.dtype,
-                "checked": "tokens of the prompt and of each decoded step, loss and gradients",
-                "patch": item.report.to_dict(),
-                "phases": {
-                    phase: {
-                        "ratio": item.ratios()[phase],
-                        "ratio_of_least": item.least_ratios()[phase],
-                        "arms": {name: summary.to_dict() for name, summary in times.items()},
-                    }
-                    for phase, times in item.times.items()
-                },
-            }
-            for item in measured
-        ],
+        "cases": [item.to_dict() for item in measured],
         "goals": [goal.to_dict() for goal in goals(measured)],
     }
+
+
+def with_earlier(path: Path, measured: Sequence[Measured]) -> list[Measured]:
+    """What a file has of other models and dtypes, and these, in the order of the tables."""
+    every = {(item.name, item.dtype): item for item in measured}
+    if path.exists():
+        for given in json.loads(path.read_text(encoding="utf-8"))["cases"]:
+            earlier = Measured.from_dict(given)
+            every.setdefault((earlier.name, earlier.dtype), earlier)
+    dtypes = list(DTYPES)
+    return sorted(every.values(), key=lambda i: (NAMES.index(i.name), dtypes.index(i.dtype)))
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.model", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two models, small and few rounds")
+    parser.add_argument("--only", metavar="NAMES", help=f"models, of {', '.join(NAMES)}")
+    parser.add_argument("--dtypes", metavar="NAMES", help=f"of {', '.join(DTYPES)}")
     parser.add_argument("--output-json", type=Path, help="write the results to this file")
+    parser.add_argument("--add", action="store_true", help="and keep what else the file has")
     parser.add_argument("--strict", action="store_true", help="exit status 1 for a missed target")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.add and options.output_json is None:
+        parser.error("--add: expected --output-json FILE too, the file that it adds to")
+    options.plan = QUICK if options.quick else FULL
+    for option, known in (("only", NAMES), ("dtypes", tuple(DTYPES))):
+        given = getattr(options, option)
+        wanted = None if given is None else tuple(given.split(","))
+        unknown = [name for name in wanted or () if name not in known]
+        if unknown:
+            parser.error(f"--{option} {unknown[0]}: expected some of {', '.join(known)}")
+        if wanted:
+            field = "names" if option == "only" else option
+            options.plan = replace(options.plan, **{field: wanted})
+    return options
 
 
 def main(argv: Sequence[str]) -> int:
@@ -281,11 +331,13 @@ def main(argv: Sequence[str]) -> int:
     options = parse(argv)
     found = environment()
     print(device_line(found), flush=True)
-    plan = QUICK if options.quick else FULL
+    source = (str(found.get("date", "")), str(found.get("revision", "")))
     measured: list[Measured] = []
     try:
-        for name, dtype in plan.cases():
-            measured.append(run_case(name, dtype, plan))
+        for name, dtype in options.plan.cases():
+            measured.append(replace(run_case(name, dtype, options.plan), source=source))
+        if options.add:
+            measured = with_earlier(options.output_json, measured)
         table(measured)
         if options.output_json is not None:
             write_json(options.output_json, content(found, measured, options.quick))

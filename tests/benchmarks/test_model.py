@@ -35,7 +35,8 @@ def test_a_case_times_every_phase_of_both_models() -> None:
     made = run_case("llama", "f32", PLAN)
     assert set(made.times) == {"prefill", "decode", "step"}
     assert all(set(times) == {MLX, OURS} for times in made.times.values())
-    assert made.report
+    assert made.patch["swapped"] is True
+    assert Measured.from_dict(made.to_dict()) == made
     assert made.label == "llama f32"
 
 
@@ -95,7 +96,9 @@ def test_every_model_runs_in_the_full_size() -> None:
 def test_the_goal_is_the_step_of_a_llama() -> None:
     def timed(name: str, ours: float) -> Measured:
         times = {MLX: summarise([1.0]), OURS: summarise([ours])}
-        return Measured(name, "f32", metile.PatchReport(), dict.fromkeys(benchmark.PHASES, times))
+        return Measured(
+            name, "f32", metile.PatchReport().to_dict(), dict.fromkeys(benchmark.PHASES, times)
+        )
 
     made = goals([timed("llama", 1.01), timed("gemma", 9.0), timed("llama", 1.1)])
     assert [goal.is_met for goal in made] == [True, False]
@@ -114,6 +117,28 @@ def test_the_command_writes_what_it_measured(
     assert set(case["phases"]) == set(benchmark.PHASES)
     assert case["phases"]["step"]["ratio"] > 0
     assert "llama f32" in capsys.readouterr().out
+    more = ["--quick", "--only", "gemma", "--dtypes", "f32", "--output-json", str(path)]
+    assert benchmark.main([*more, "--add"]) == 0
+    cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    assert [made["model"] for made in cases] == ["llama", "gemma"]
+    assert cases[0] == case
+    assert "llama f32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--only", "llama,bert"], "--only bert: expected some of llama"),
+        (["--dtypes", "f64"], "--dtypes f64: expected some of f32, f16, bf16"),
+        (["--add"], "--add: expected --output-json FILE"),
+    ],
+)
+def test_a_command_that_names_nothing_known(
+    words: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        benchmark.main(words)
+    assert part in capsys.readouterr().err
 
 
 def test_every_architecture_can_be_built_and_needs_mlx_lm(monkeypatch: pytest.MonkeyPatch) -> None:
