@@ -18,6 +18,7 @@ from metile_mlx.verify.grouping import check_grouping
 from metile_mlx.verify.kept import check_kept, holds_registers
 from metile_mlx.verify.order import check_order
 from metile_mlx.verify.ownership import check_ownership
+from metile_mlx.verify.pipelines import check_lowered_pipelines, check_pipelines
 from metile_mlx.verify.products import check_products
 from metile_mlx.verify.reductions import check_planned_reductions, check_reductions
 from metile_mlx.verify.resources import check_resources
@@ -74,6 +75,7 @@ def examine(
     elif stage is Stage.PLANNED:
         found["conversions"] = check_conversions(func, before)
         found["reductions"] = check_planned_reductions(func)
+        found["pipelines"] = check_pipelines(func)
     elif stage is Stage.THREAD:
         found["communication"] = check_communication(func, before, full)
         found["reductions"] = [
@@ -83,6 +85,7 @@ def examine(
         found["grouping"] = check_grouping(func, before)
         if before is not None and not is_threaded(before):
             found["products"] = check_products(func, before)
+            found["pipelines"] = check_lowered_pipelines(func, before)
     if stage >= Stage.PLANNED:
         found["convergence"] = check_convergence(func, before)
         found["order"] = check_order(func)

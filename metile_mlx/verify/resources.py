@@ -9,6 +9,8 @@ from metile_mlx.ir.metal import ThreadgroupAlloc
 from metile_mlx.ir.planned import Scratch
 from metile_mlx.ir.types import ScratchType
 
+_PHASES = "first, steady and last"
+
 
 def check_resources(func: Func, ctx: Context) -> None:
     """Threads and threadgroup memory; for Stage.PLANNED and Stage.THREAD.
@@ -31,7 +33,8 @@ def check_resources(func: Func, ctx: Context) -> None:
         if isinstance(item, Scratch | ThreadgroupAlloc):
             memory = ScratchType(item.dtype, item.elements)
             total += memory.bytes
-            parts.append(f"{item.slot} {item.elements} x {item.dtype} = {memory.bytes}")
+            slots = "" if item.stages is None else f" ({item.stages} slots, for phases {_PHASES})"
+            parts.append(f"{item.slot} {item.elements} x {item.dtype} = {memory.bytes}{slots}")
     if total > target.threadgroup_bytes:
         raise OutOfResources(
             f"[{func.name}] asks for {total} bytes of threadgroup memory, {target.name} has "
