@@ -16,6 +16,12 @@ rank is full. Positions are never lost, since an XOR of higher bits into lower o
 Elements of 2 bytes share words in pairs: the bank bits of their address are 1 to 5, so where the
 recipe above would take bit 0 it takes bit 5. (Bit 0 of the address only says which half of a word,
 and halves of a word never conflict.)
+
+A tile that is stored by some lanes and read by others, once each way or more (`spread`), is a
+general case: S and R are the bits that lanes stand for. High bits are taken one after the other,
+and each is XORed into the bank bits as a vector v. It frees both sides if v lies neither in the
+span of the banks that S reaches so far, nor in that of R. Two proper subspaces never cover a space
+of bits, so there is such a v: with one store and one read all conflicts go.
 """
 
 from __future__ import annotations
@@ -57,6 +63,33 @@ def _turns(lanes: Sequence[int], element_bytes: int) -> int:
     narrow = (WORD_BYTES // element_bytes).bit_length() - 1
     words = [lane >> narrow for lane in lanes]
     return 1 << rank(words) - rank(word & (BANKS - 1) for word in words)
+
+
+def spread(bits: int, accesses: Iterable[Sequence[int]], element_bytes: int) -> AffineMap:
+    """Where each element of a tile lies, so that accesses of it conflict as little as can be.
+
+    High bits are XORed into the bank bits; an element stays in its row of 32 words. Of two accesses
+    none conflicts where lanes stand for bits of the element's number.
+
+    Args:
+        bits: of an element's number.
+        accesses: of each, the element that each lane bit stands for, as a number (0: for none).
+        element_bytes: 2 or 4.
+    """
+    wanted = [tuple(lanes) for lanes in accesses]
+    narrow = (WORD_BYTES // element_bytes).bit_length() - 1
+    columns = [1 << bit for bit in range(bits)]
+    vectors = sorted(range(BANKS), key=lambda vector: (vector.bit_count(), vector))
+    for high in range(LANE_BITS + narrow, bits):
+        if not any(lane >> high & 1 for lanes in wanted for lane in lanes):
+            continue
+
+        def turns(vector: int, high: int = high) -> int:
+            tried = AffineMap((*columns[:high], 1 << high | vector << narrow, *columns[high + 1 :]))
+            return sum(_turns([tried(lane) for lane in lanes], element_bytes) for lanes in wanted)
+
+        columns[high] |= min(vectors, key=turns) << narrow
+    return AffineMap(tuple(columns))
 
 
 def swizzle(bits: int, reads: Sequence[int], element_bytes: int) -> AffineMap:

@@ -16,7 +16,7 @@ from metile_mlx.ir.planned import Barrier, Scratch
 from metile_mlx.ir.rewrite import rewrite
 from metile_mlx.ir.tile import Yield
 from metile_mlx.ir.types import ScalarType, TileType
-from metile_mlx.layout.affine import AffineMap
+from metile_mlx.layout.banks import spread
 from metile_mlx.passes.loop_parts import Parts, candidates
 from metile_mlx.passes.pipeline_report import declined, described
 from metile_mlx.passes.plan_operands import (
@@ -28,6 +28,7 @@ from metile_mlx.passes.plan_operands import (
 )
 from metile_mlx.passes.plan_reductions import partial_bytes
 from metile_mlx.report import Allocation
+from metile_mlx.target import LANE_BITS
 
 SLOTS = {False: 1, True: 2}
 """Of a pipeline, with and without Schedule(double_buffer=True)."""
@@ -160,7 +161,8 @@ class _Writer:
         self.loop = loop
         self.parts = parts
         self.ctx = ctx
-        self.buffers = [_buffer(value, wire) for value, wire in _wires(parts)]
+        wires = zip(parts.tiles, parts.wires, strict=True)
+        self.buffers = [_buffer(parts, value, wire) for value, wire in wires]
         self.storage: list[Value] = []
         hoisted.loc = loop.loc
         for position, buffer in enumerate(self.buffers):
@@ -219,13 +221,13 @@ class _Writer:
         return tuple(mapping.get(value, value) for value in self.loop.yields)
 
 
-def _wires(parts: Parts) -> list[tuple[Value, tuple[DType, int]]]:
-    return list(zip(parts.tiles, parts.wires, strict=True))
-
-
-def _buffer(value: Value, wire: tuple[DType, int]) -> Buffer:
+def _buffer(parts: Parts, value: Value, wire: tuple[DType, int]) -> Buffer:
+    """Memory of a tile, in an order in which neither copies nor products wait for banks."""
     dtype, elements = wire
-    return Buffer(dtype, elements, AffineMap.identity(elements.bit_length() - 1))
+    assert isinstance(value.type, TileType)
+    read = [i.layout.map for i in parts.uses if isinstance(i, Operand) and i.src is value]
+    lanes = [owned.columns[:LANE_BITS] for owned in (value.type.owners.map, *read)]
+    return Buffer(dtype, elements, spread(elements.bit_length() - 1, lanes, dtype.bytes))
 
 
 def _number(name: str) -> Value:

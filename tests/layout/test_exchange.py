@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from metile_mlx.layout.affine import AffineMap
-from metile_mlx.layout.banks import conflicts, swizzle
+from metile_mlx.layout.banks import conflicts, spread, swizzle
 from metile_mlx.layout.costs import BARRIER, Cost, groups_gained
 from metile_mlx.layout.exchange import Memory, exchanges
 from metile_mlx.layout.steps import Choice, Exchange, Lanes
@@ -213,6 +213,33 @@ def test_a_swizzle_frees_reads_at_any_five_bits_and_keeps_writes_free(element_by
         assert made.inverse() @ made == AffineMap.identity(bits)
         reading = AffineMap(tuple(made.columns[bit] for bit in reads) + (0,) * (bits - 5))
         assert turns(reading.apply(np.arange(32)), element_bytes) == 1
+
+
+@pytest.mark.parametrize("element_bytes", [2, 4])
+def test_a_tile_that_is_stored_and_read_lies_free_of_conflicts(element_bytes: int) -> None:
+    """P3: lanes that stand for any bits of the number, or for none; brute force counts."""
+    rng = Random(element_bytes)
+    for _ in range(count(ci=100, full=2000)):
+        bits = rng.randrange(5, 14)
+        accesses = [
+            [1 << bit if rng.random() < 0.9 else 0 for bit in rng.sample(range(bits), 5)]
+            for _ in range(2)
+        ]
+        made = spread(bits, accesses, element_bytes)
+        assert made.inverse() @ made == AffineMap.identity(bits)
+        assert made.constant == 0
+        for lanes in accesses:
+            stands = AffineMap((*lanes, *[0] * (bits - 5)))
+            assert turns(made.apply(stands.apply(np.arange(32))), element_bytes) == 1
+
+
+def test_a_tile_that_has_no_conflicts_lies_row_by_row() -> None:
+    rows = [1 << bit for bit in range(5)]
+    assert spread(10, [rows, rows], 4) == AffineMap.identity(10)
+    assert spread(5, [rows, rows[::-1]], 4) == AffineMap.identity(5)
+    # Lanes 128 bytes apart share a bank, and only then; one XOR frees them.
+    assert turns(np.arange(0, 1024, 32), 4) == 32
+    assert spread(10, [[32, 64, 128, 256, 512]], 4) != AffineMap.identity(10)
 
 
 def test_the_cost_is_the_weighted_sum_and_counts_conflicts_as_turns() -> None:

@@ -341,6 +341,17 @@ def _loops(count: int) -> Iterator[Program]:
         )
 
 
+def _pipelines() -> Iterator[Program]:
+    """Loops of products through threadgroup memory, with one slot and with two, ragged."""
+    for double, dtype in ((True, mx.float32), (False, mx.bfloat16)):
+        a, b = mx.zeros((20, 18), dtype), mx.zeros((18, 23), dtype)
+        dispatch = samples.multiplied[(2, 2)].prepare(
+            a, b, metile.empty((20, 23), dtype), 20, 23, 18, BM=16, BN=16, BK=8,
+            backend="reference", schedule=metile.Schedule(double_buffer=double),
+        )  # fmt: skip
+        yield of_dispatch(f"pipeline: {1 + double} slots", dispatch, True)
+
+
 def _zeroed(outputs: Mapping[str, tuple[tuple[int, ...], DType]]) -> tuple[Output, ...]:
     return tuple(Output(name, shape, dtype, "zero") for name, (shape, dtype) in outputs.items())
 
@@ -360,6 +371,7 @@ SOURCES: dict[str, Callable[[], Iterator[Program]]] = {
     "rows": _rows,
     "random tiles": lambda: _random(12),
     "loops": lambda: _loops(8),
+    "pipelines": _pipelines,
     "random conversions": lambda: _chains(12),
 }
 

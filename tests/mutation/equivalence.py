@@ -32,24 +32,36 @@ def no_memory_in_common(trial: Trial) -> bool:
     Barriers order threadgroup memory only: threads hand nothing to each other in device memory.
     """
     first, others = trial.mutant.op, trial.mutant.passed
-    return bool(others) and all(not _memory(first) & _memory(other) for other in others)
+    return bool(others) and not any(_meet(first, other) for other in others)
+
+
+def _meet(one: Op, other: Op) -> bool:
+    """Whether both access one memory, or one orders what the other accesses."""
+    if is_barrier(one) or is_barrier(other):
+        return all(is_barrier(item) or _scratch(item) for item in (one, other))
+    return bool(_memory(one) & _memory(other))
 
 
 def _memory(item: Op) -> set[object]:
-    """What an op accesses or orders: the array a thread's program names, any array, or scratch."""
-    found: set[object] = set()
+    """What an op accesses: the array that a thread's program names, any array, or scratch."""
+    found: set[object] = set(_scratch(item))
     for value in item.operands():
         if isinstance(value.type, PointerType):
             found.add(value)
         elif isinstance(value.type, TensorType):
             found.add("arrays")
-        elif isinstance(value.type, ScratchType):
-            found.add("threadgroup")
-    return {*found, "threadgroup"} if is_barrier(item) else found
+    return found
+
+
+def _scratch(item: Op) -> set[object]:
+    """The scratch that an op accesses, and which stage: those of a pipeline's phase are different
+    ones, as verify/pipelines.py shows."""
+    memory = [value for value in item.operands() if isinstance(value.type, ScratchType)]
+    return {(value, getattr(item, "stage", None)) for value in memory}
 
 
 def _is_device(item: Op) -> bool:
-    return bool(_memory(item) - {"threadgroup"})
+    return bool(_memory(item) - _scratch(item))
 
 
 def two_reads(trial: Trial) -> bool:

@@ -124,6 +124,23 @@ def in_loops(x, y, n):
 
 
 @metile.kernel
+def multiplied(
+    x, y, z, M: int, N: int, K: int,
+    BM: metile.constexpr, BN: metile.constexpr, BK: metile.constexpr,
+):  # fmt: skip
+    a = metile.tensor(x, shape=(M, K), access="read")
+    b = metile.tensor(y, shape=(K, N), access="read")
+    c = metile.tensor(z, shape=(M, N), access="write")
+    row, column = metile.program_id(1) * BM, metile.program_id(0) * BN
+    total = metile.zeros((BM, BN), metile.f32)
+    for k in metile.tile_range(0, K, BK):
+        left = metile.tile_load(a, (row, k), (BM, BK))
+        right = metile.tile_load(b, (k, column), (BK, BN))
+        total = metile.dot(left, right, total)
+    metile.tile_store(c, (row, column), total)
+
+
+@metile.kernel
 def exchanged(x, y, n):
     memory = metile.shared(64, metile.f32)
     t = metile.thread_id()
