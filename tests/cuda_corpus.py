@@ -71,7 +71,12 @@ def planted() -> list[Case]:
     found += [without_barrier(case, number) for number in range(2)]
     dispatch = lanes.tree[3].prepare(mx.zeros((3, 120)), y, 7, BLOCK=128, backend="reference")
     case = cuda_cases.of_dispatch("planted", "shared memory", dispatch)
-    return [*found, *(without_barrier(case, number) for number in (0, 2))]
+    found += [without_barrier(case, number) for number in (0, 2)]
+    for schedule in ("one slot", "two slots"):
+        dispatch = cuda_cases.product(schedule, mx.float32, 33, 20, 40)
+        case = cuda_cases.of_dispatch("planted", f"product, {schedule}", dispatch)
+        found += [without_barrier(case, number) for number in range(2)]
+    return found
 
 
 def write(folder: Path, name: str, cases: Sequence[Case]) -> None:

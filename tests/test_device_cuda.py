@@ -108,7 +108,7 @@ def test_words_mean_in_the_emulator_what_they_should_mean_on_cuda() -> None:
 def test_planted_faults_are_faults() -> None:
     """SPEC C2, F43: each kind of barrier, as the emulator's checker sees it."""
     planted = cuda_corpus.planted()
-    assert len(planted) == 11
+    assert len(planted) == 15
     assert any("sum" in case.name for case in planted)
     for case in planted:
         emulator.take()

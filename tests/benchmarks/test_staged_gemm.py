@@ -42,7 +42,7 @@ def test_manifest_has_eight_cases_in_one_tile_size() -> None:
 def test_manifest_with_another_dtype_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.yaml"
     path.write_text(products.PATH.read_text().replace("[f16, f32]", "[i8]"))
-    with pytest.raises(ValueError, match="dtypes are f16, f32"):
+    with pytest.raises(ValueError, match="dtypes are f16, bf16, f32"):
         products.load(path=path)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import mlx.core as mx
 import numpy as np
@@ -31,7 +32,7 @@ from tests.end_to_end import test_lanes as lanes
 from tests.end_to_end import test_loops as loops
 from tests.end_to_end import test_register_conversions as exchanges
 from tests.end_to_end import test_sums as sums
-from tests.support import emulated, grouped, simulate
+from tests.support import emulated, grouped, products, simulate
 from tests.support.arithmetic import NUMPY, Array, literal
 from tests.support.public import DTYPES
 from tests.support.random_loops import PROGRAMS as LOOP_PROGRAMS
@@ -258,6 +259,39 @@ def looped() -> Iterator[Case]:
         yield of_dispatch("loops", name, dispatch)
 
 
+SCHEDULES = {
+    "device": metile.Schedule(staging="device"),
+    "one slot": metile.Schedule(staging="threadgroup"),
+    "two slots": metile.Schedule(staging="threadgroup", double_buffer=True),
+}
+
+
+def product(schedule: str, dtype: mx.Dtype, m: int, n: int, k: int) -> metile.Dispatch:
+    """Two products of m x k by k x n in tiles of 32 x 16 x 8, one of them turned."""
+    sizes = {"BM": 32, "BN": 16, "BK": 8, "TURNED_A": False, "TURNED_B": True}
+    return products.matmul[products.grid(m, n, (32, 16), 2)].prepare(
+        mx.zeros((2, m, k), dtype), mx.zeros((2, n, k), dtype), metile.empty((2, m, n), dtype),
+        2, m, n, k, m * k, k * n, **sizes, backend="reference", schedule=SCHEDULES[schedule],
+    )  # fmt: skip
+
+
+def multiplied() -> Iterator[Case]:
+    """Products by every schedule, ragged, of 0 to 5 steps of K; with an epilogue."""
+    for schedule, options in SCHEDULES.items():
+        for name in ("f32", "f16", "bf16"):
+            dtype = DTYPES[name]
+            for m, n, k in ((33, 20, 40), (64, 16, 8), (7, 9, 17), (32, 32, 0)):
+                made = product(schedule, dtype, m, n, k)
+                yield of_dispatch("products", f"{schedule} {name} {m} x {n} x {k}", made)
+        x = mx.zeros((40, 24), mx.float16)
+        made = products.epilogue[products.grid(40, 40, (16, 32))].prepare(
+            x, x.T, metile.empty((40, 40), x.dtype), mx.zeros((40,), x.dtype),
+            mx.zeros((40, 40), x.dtype), 40, 40, 24, 0.25, BM=16, BN=32, BK=16,
+            backend="reference", schedule=options,
+        )  # fmt: skip
+        yield of_dispatch("products", f"{schedule}, epilogue", made)
+
+
 def random_loop_programs(count: int = 20) -> Iterator[Case]:
     """Random programs of loops, branches and sums, exact in any order of additions."""
     for seed in range(count):
@@ -279,6 +313,7 @@ def all_cases() -> Iterator[Case]:
     yield from rows()
     yield from summed()
     yield from looped()
+    yield from islice(multiplied(), 0, None, 2)
     yield from random_programs(30)
     yield from random_loop_programs(12)
 
@@ -291,6 +326,7 @@ def corpus() -> list[Case]:
         *rows(),
         *summed(),
         *looped(),
+        *multiplied(),
         *random_programs(20),
         *random_loop_programs(),
     ]
