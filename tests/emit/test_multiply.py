@@ -23,25 +23,15 @@ EXTENTS = (1, 7, 8, 9, 31, 64, 65, 128, 257)
 
 @metile.kernel
 def matmul(
-    A,
-    B,
-    C,
-    M: int,
-    N: int,
-    K: int,
-    a_batch: int,
-    a_row: int,
-    a_column: int,
-    b_batch: int,
-    b_row: int,
-    b_column: int,
-    BM: metile.constexpr,
-    BN: metile.constexpr,
-    BK: metile.constexpr,
-):
+    A, B, C, M: int, N: int, K: int, a_step: int, a_pitch: int, b_step: int, b_pitch: int,
+    BM: metile.constexpr, BN: metile.constexpr, BK: metile.constexpr,
+    A_TURNED: metile.constexpr, B_TURNED: metile.constexpr,
+):  # fmt: skip
     batch = metile.num_programs(2)
-    a = metile.tensor(A, shape=(batch, M, K), strides=(a_batch, a_row, a_column))
-    b = metile.tensor(B, shape=(batch, K, N), strides=(b_batch, b_row, b_column))
+    along, across = (a_step, a_pitch, 1), (a_step, 1, a_pitch)
+    a = metile.tensor(A, shape=(batch, M, K), strides=across if A_TURNED else along)
+    along, across = (b_step, b_pitch, 1), (b_step, 1, b_pitch)
+    b = metile.tensor(B, shape=(batch, K, N), strides=across if B_TURNED else along)
     c = metile.tensor(C, shape=(batch, M, N), access="write")
     row, column, at = metile.program_id(1) * BM, metile.program_id(0) * BN, metile.program_id(2)
     acc = metile.zeros((BM, BN), metile.f32)
@@ -52,30 +42,21 @@ def matmul(
     metile.tile_store(c, (at, row, column), acc)
 
 
-TILES = {"f32": (64, 64, 64), "f16": (32, 64, 16), "bf16": (16, 8, 128)}
-Grid = tuple[int, int, int]
+# Dtype, tiles, and whether A and B are stored transposed.
+PRODUCTS = {
+    "f32": ("f32", (64, 64, 64), False, False),
+    "f32_turned": ("f32", (64, 32, 32), True, True),
+    "f16": ("f16", (32, 64, 16), False, True),
+    "bf16": ("bf16", (16, 8, 128), True, False),
+}
 
 
-def prepared(dtype: str) -> metile.Dispatch:
+def prepared(name: str) -> metile.Dispatch:
+    dtype, (rows, columns, depth), *turned = PRODUCTS[name]
     x = mx.zeros((1, 8, 8), DTYPES[dtype])
-    rows, columns, depth = TILES[dtype]
+    sizes = {"BM": rows, "BN": columns, "BK": depth, "A_TURNED": turned[0], "B_TURNED": turned[1]}
     return matmul[1, 1, 1].prepare(
-        x,
-        x,
-        metile.empty(x.shape, x.dtype),
-        8,
-        8,
-        8,
-        64,
-        8,
-        1,
-        64,
-        8,
-        1,
-        BM=rows,
-        BN=columns,
-        BK=depth,
-        backend="cpu",
+        x, x, metile.empty(x.shape, x.dtype), 8, 8, 8, 64, 8, 64, 8, **sizes, backend="cpu"
     )
 
 
@@ -95,7 +76,7 @@ def rounded(x: Any, dtype: str) -> Any:
 @pytest.fixture(scope="module", params=COMPILERS)
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
     """All kernels of this file as one translation unit."""
-    dispatches = {name: prepared(name) for name in TILES}
+    dispatches = {name: prepared(name) for name in PRODUCTS}
     dispatches |= {name: case.prepare() for name, case in CASES.items()}
     sources = {name: source(dispatch) for name, dispatch in dispatches.items()}
     return build(sources, request.param, tmp_path_factory.mktemp("multiply"))
@@ -112,30 +93,26 @@ def sample() -> list[tuple[int, int, int]]:
     return [*found, (9, 65, 0)]
 
 
-@pytest.mark.parametrize("dtype", TILES)
-@pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True)])
-def test_p1_any_extents(library: Library, dtype: str, transposed: tuple[bool, bool]) -> None:
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_p1_any_extents(library: Library, name: str) -> None:
     """Ragged in all extents, K = 0, batches, operands transposed by strides: exact."""
     rng = np.random.default_rng(8)
-    tile = TILES[dtype]
+    dtype, tile, *turned = PRODUCTS[name]
     for m, n, k in sample():
         batch = 2 if m * n < 1000 else 1
         a, b = numbers(rng, (batch, m, k), dtype), numbers(rng, (batch, k, n), dtype)
-        strides = [(k, 1), (n, 1)]
-        given = [a, b]
-        for i, turned in enumerate(transposed):
-            if turned:
-                strides[i] = (1, given[i].shape[1])
-                given[i] = mx.contiguous(given[i].swapaxes(1, 2))
         want = np.matmul(np.array(a.astype(mx.float32)), np.array(b.astype(mx.float32)))
+        given = [
+            mx.contiguous(x.swapaxes(1, 2)) if turn else x
+            for x, turn in zip((a, b), turned, strict=True)
+        ]
         arrays = {"A": plain(given[0]), "B": plain(given[1]), "C": rounded(want, dtype)}
         if not k:
             arrays["A"] = arrays["B"] = arrays["C"][:0]
-        scalars = {"M": m, "N": n, "K": k, "a_batch": m * k, "b_batch": k * n}
-        for name, pair in zip("ab", strides, strict=True):
-            scalars |= {f"{name}_row": pair[0], f"{name}_column": pair[1]}
+        scalars = {"M": m, "N": n, "K": k, "a_step": m * k, "b_step": k * n}
+        scalars |= {"a_pitch": m if turned[0] else k, "b_pitch": k if turned[1] else n}
         grid = (metile.cdiv(n, tile[1]), metile.cdiv(m, tile[0]), batch)
-        found = library.run(dtype, arrays, scalars, grid)["C"]
+        found = library.run(name, arrays, scalars, grid)["C"]
         assert np.array_equal(found, arrays["C"]), (m, n, k)
 
 

@@ -51,7 +51,7 @@ OF_LIBRARY = {
     "patch": 16,
     "kernels": 40,
     "test_selftest": 40,
-    "test_multiply": 2,
+    "test_multiply": 0,
     "test_matmul": 3,
 }
 SCHEDULES = 2
