@@ -115,7 +115,7 @@ class Autotuned:
 
     def _store(self, call: Call) -> Store:
         parts = [self.kernel.definition.text(), *self.space.texts, repr(call.key())]
-        return Store(cache.key(*parts, _device(call.backend), *_versions()))
+        return Store(cache.key(*parts, *measured_on(call.backend)))
 
     def _measure(self, call: Call) -> tuple[int, TuningReport]:
         """Run every config, leave out what fails or disagrees, and time the rest.
@@ -301,8 +301,12 @@ def autotune(
     return decorate
 
 
+def measured_on(backend: Backend) -> list[str]:
+    """What a measurement is good for: the device, and versions."""
+    return [_device(backend), *_versions()]
+
+
 def _device(backend: Backend) -> str:
-    """What a measurement is good for."""
     if backend.name in ("metal", "cuda"):
         return _gpu() if backend.available() is None else ""
     compiler = toolchain.find().identity() if backend.name == "cpu" else ""

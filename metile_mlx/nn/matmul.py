@@ -92,6 +92,11 @@ def matmul(
     return mx.reshape(made, shape, stream=stream)
 
 
+def kernel_texts() -> list[str]:
+    """All that a measurement of `matmul` is of, but for tiles, device and versions."""
+    return [kernel.definition.text() for kernel in (gemm, gemm_split, add_parts)]
+
+
 def _function(activation: str | None) -> Any:
     if activation is None:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from metile_mlx.patching import ours, rounded_once
+from metile_mlx.patching import ours, products, rounded_once
 
 Function: TypeAlias = Callable[..., Any]
 
@@ -17,11 +17,13 @@ class Operations:
 
     `rms_norm`, `layer_norm`, `silu` and the gelus stand for MLX's of these names; `swiglu` and the
     geglus take `gate` and `up`; `add_norm` takes two terms and a norm
-    module, and returns the sum and its norm.
+    module, and returns the sum and its norm; `linear` and `addmm` take the weight in the place of
+    its transpose.
     """
 
     functions: Mapping[str, Function]
 
 
 OURS = Operations(ours.FUNCTIONS)
-ROUNDED_ONCE = Operations(rounded_once.FUNCTIONS)
+OURS_AND_LINEAR = Operations({**ours.FUNCTIONS, **products.FUNCTIONS})
+ROUNDED_ONCE = Operations({**rounded_once.FUNCTIONS, **rounded_once.LINEAR})

@@ -8,13 +8,13 @@ from metile_mlx.errors import LaunchError
 from metile_mlx.nn.optional import Module
 from metile_mlx.nn.using import suspended
 from metile_mlx.patching.modules import read_anew
-from metile_mlx.patching.operations import OURS
+from metile_mlx.patching.operations import OURS, OURS_AND_LINEAR
 from metile_mlx.patching.report import PatchReport
 from metile_mlx.patching.trial import Trial
 from metile_mlx.runtime.optional import mx
 
 
-def patch(model: Any, *, sample: Any, measure: bool = False) -> PatchReport:
+def patch(model: Any, *, sample: Any, measure: bool = False, linear: bool = False) -> PatchReport:
     """Swap operations of a model for our kernels, wherever that reproduces MLX on a sample.
 
     Recognised, in the source of each module's `__call__`, whatever classes are called:
@@ -24,7 +24,9 @@ def patch(model: Any, *, sample: Any, measure: bool = False) -> PatchReport:
     - residual sums with the norm that follows, `h = x + r` and `self.norm(h)`, where the norm is a
       module that is `mx.fast.rms_norm` and nothing else;
     - gates, `silu(gate) * up` with MLX's silu or one of its gelus, written out or behind a function
-      such as mlx-lm's `swiglu`; and those activations alone.
+      such as mlx-lm's `swiglu`; and those activations alone;
+    - with `linear=True`, products with a transposed weight, `x @ w.T` and `mx.addmm(b, x, w.T)`: so
+      mlx.nn.Linear, where `metile.matmul` was measured to be faster on rows like the sample's.
 
     All else in a method stays as it is. A method whose source is not there, or is not what runs, is
     left alone, and so is everything that no rule names. The model runs on the sample before and
@@ -48,6 +50,8 @@ def patch(model: Any, *, sample: Any, measure: bool = False) -> PatchReport:
             to give the same result each time.
         measure: also time the sample with and without each kind of operation, and keep only kinds
             that don't make it slower.
+        linear: also take linear layers, each kind of which is measured against MLX once; the result
+            is kept in the cache folder. Rows of another number than the sample's run on MLX.
 
     Returns:
         What was swapped and what was not, and why; falsy when nothing was. `restore()` undoes it.
@@ -61,7 +65,8 @@ def patch(model: Any, *, sample: Any, measure: bool = False) -> PatchReport:
     read_anew()
     # What it is compared with is MLX's, inside of `using` too.
     with suspended():
-        return Trial(model, _arguments(sample), OURS).run(measure)
+        operations = OURS_AND_LINEAR if linear else OURS
+        return Trial(model, _arguments(sample), operations).run(measure)
 
 
 def _arguments(sample: Any) -> tuple[Any, ...]:

@@ -27,6 +27,7 @@ def known() -> list[tuple[object, str]]:
     return [
         (mx.fast.rms_norm, "rms_norm"),
         (mx.fast.layer_norm, "layer_norm"),
+        (mx.addmm, "addmm"),
         (mlx_nn.silu, "silu"),
         (mlx_nn.gelu, "gelu"),
         (mlx_nn.gelu_approx, "gelu_approx"),

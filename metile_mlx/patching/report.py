@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
+from metile_mlx.tuning import TuningReport
+
 
 @dataclass(frozen=True)
 class Swap:
@@ -13,7 +15,7 @@ class Swap:
     Attributes:
         path: of the module in the model, all of them where it is used several times.
         module: the name of its class.
-        kind: norm, gate, activation or residual.
+        kind: norm, gate, activation, linear or residual.
         text: what the module's method says there.
         where: `file.py:line`.
     """
@@ -91,6 +93,8 @@ class PatchReport:
         declines: what was recognised, or looked like it, and was left alone, each with its reason.
         agreement: for each array that the model returns on the sample, with all swaps.
         measured: what `measure=True` found.
+        layers: what `linear=True` found: for each kind of linear layer in the sample, the time of
+            ours and of MLX.
         runs: how often the model was run to find out.
     """
 
@@ -98,6 +102,7 @@ class PatchReport:
     declines: list[Decline] = field(default_factory=list)
     agreement: list[Agreement] = field(default_factory=list)
     measured: list[Measured] = field(default_factory=list)
+    layers: list[TuningReport] = field(default_factory=list)
     runs: int = 0
     _restore: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
@@ -118,6 +123,7 @@ class PatchReport:
             "declines": [asdict(decline) for decline in self.declines],
             "agreement": [{**asdict(item), "met": item.is_met} for item in self.agreement],
             "measured": [asdict(item) for item in self.measured],
+            "layers": [item.to_dict() for item in self.layers],
             "runs": self.runs,
         }
 
@@ -137,7 +143,17 @@ class PatchReport:
                 + ("kept" if m.kept else "dropped")
                 for m in self.measured
             ]
+        if self.layers:
+            lines += ["linear layers:", *(f"  {line}" for v in self.layers for line in _timed(v))]
         return "\n".join(lines)
+
+
+def _timed(found: TuningReport) -> list[str]:
+    times = ", ".join(
+        f"{c.config} " + (c.left_out if c.seconds is None else f"{c.seconds * 1e3:.3f} ms")
+        for c in found.candidates
+    )
+    return [f"{found.key['layer']}: {times}; {found.chosen} runs"]
 
 
 def _table(rows: list[list[str]]) -> list[str]:

@@ -6,6 +6,7 @@ What is looked for, in the syntax tree, whatever classes and attributes are call
     gate        f(a) * b or b * f(a), with f MLX's silu or one of its gelus; also behind a function
                 of two parameters that returns just that, as mlx-lm's `swiglu`
     activation  a call of such an f alone
+    linear      `x @ w.T`, or a call of `mx.addmm(b, x, w.T)`: mlx.nn.Linear
     residual    `h = a + b` with `self.norm(h)` in a later statement of the same block, and h only
                 read in between, as an operand or for its attributes; or `self.norm(a + b)`
 
@@ -26,7 +27,7 @@ from metile_mlx.patching.operations import Operations
 from metile_mlx.patching.recognition import function_of, product
 from metile_mlx.patching.source import Source, read, rebuilt
 
-KINDS = ("norm", "gate", "activation", "residual")
+KINDS = ("norm", "gate", "activation", "linear", "residual")
 NORMS = ("rms_norm", "layer_norm")
 RESIDUAL = "add_norm"
 _Node = TypeVar("_Node", bound=ast.AST)
@@ -184,14 +185,16 @@ class _Rewriter(ast.NodeTransformer):
         return found
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        return self._gated(node) or self.generic_visit(node)
+        return self._gated(node) or self._linear(node) or self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        gated = self._gated(node) or self._added(node)
-        if gated is not None:
-            return gated
+        found = self._gated(node) or self._added(node) or self._linear(node)
+        if found is not None:
+            return found
         name = function_of(self._source, node.func)
-        if name is not None and self._is_wanted("norm" if name in NORMS else "activation", name):
+        if name not in (None, "addmm") and self._is_wanted(
+            "norm" if name in NORMS else "activation", name
+        ):
             self._note("norm" if name in NORMS else "activation", name, node, ast.unparse(node))
             node.func = ast.copy_location(self._name(name), node.func)
         return self.generic_visit(node)
@@ -221,6 +224,24 @@ class _Rewriter(ast.NodeTransformer):
                 second = ast.Subscript(value=pair, slice=ast.Constant(value=1), ctx=ast.Load())
                 return self.generic_visit(_at(second, node))
         return None
+
+    def _linear(self, node: ast.expr) -> ast.AST | None:
+        """`x @ w.T` and `mx.addmm(b, x, w.T)`, with the weight itself handed over."""
+        match node:
+            case ast.BinOp(left=x, op=ast.MatMult(), right=ast.Attribute(value=w, attr="T")):
+                name, arguments = "linear", [x, w]
+            case ast.Call(func=f, args=[b, x, ast.Attribute(value=w, attr="T")], keywords=[]) if (
+                function_of(self._source, f) == "addmm"
+            ):
+                name, arguments = "addmm", [b, x, w]
+            case _:
+                return None
+        if not self._is_wanted("linear", name) or any(
+            isinstance(a, ast.Starred) for a in arguments
+        ):
+            return None
+        self._note("linear", name, node, ast.unparse(node))
+        return self.generic_visit(_at(self._call(name, arguments, []), node))
 
     def _is_norm(self, owner: str, norm: ast.Attribute) -> bool:
         return owner == self._self and norm.attr in self._norms

@@ -37,6 +37,16 @@ def layer_norm(
         return _result(normed, x, weight, bias)
 
 
+def linear(x: mx.array, w: mx.array) -> mx.array:
+    """As `x @ w.T`."""
+    return (_wide(x) @ _wide(w).T).astype(mx.result_type(x, w))
+
+
+def addmm(bias: mx.array, x: mx.array, w: mx.array) -> mx.array:
+    """As `mx.addmm(bias, x, w.T)`."""
+    return (_wide(x) @ _wide(w).T + _wide(bias)).astype(mx.result_type(bias, x, w))
+
+
 def silu(x: mx.array) -> mx.array:
     """As `mlx.nn.silu`."""
     return _silu(_wide(x)).astype(x.dtype)
@@ -103,6 +113,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "geglu_fast_approx": gated(_gelu_fast_approx),
     "add_norm": add_norm,
 }
+LINEAR: dict[str, Callable[..., Any]] = {"linear": linear, "addmm": addmm}
 
 
 def _on(stream: Any) -> Any:

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from metile_mlx.patching import agreement, measuring, state
+from metile_mlx.patching import agreement, measuring, products, state
 from metile_mlx.patching.candidates import find
 from metile_mlx.patching.modules import Candidate, Installation
 from metile_mlx.patching.operations import ROUNDED_ONCE, Operations
 from metile_mlx.patching.report import Agreement, Decline, PatchReport, Swap
 from metile_mlx.runtime.optional import mx
+
+_UNUSED = "no product of its weight and rows of its dtype ran on the sample"
 
 
 class Trial:
@@ -36,6 +38,7 @@ class Trial:
         found, self._report.declines = find(self._model, self._operations)
         candidates = self._with_norms([c for c in found if c.kind != "residual"], found)
         try:
+            candidates = self._faster_layers(candidates)
             kept = self._kept(candidates) if candidates else []
             if measure and kept:
                 kept = self._not_slower(kept)
@@ -65,6 +68,26 @@ class Trial:
                 "what reproduces it; give a sample whose results are finite, or use f32",
             )
         return self._reproducing(candidates)
+
+    def _faster_layers(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Without the linear layers for which ours was not faster on rows like the sample's."""
+        layers = [c for c in candidates if c.kind == "linear"]
+        if not layers:
+            return candidates
+        self._installation.put(layers, self._operations)
+        with products.noted() as notes:
+            self._results()
+        self._installation.take_out()
+        slower = []
+        for candidate in layers:
+            own = {id(value) for value in candidate.place.module.values()}
+            found = dict.fromkeys(layer for weight, layer in notes if weight in own)
+            verdicts = [products.verdict(layer) for layer in found]
+            self._report.layers += [v for v in verdicts if v not in self._report.layers]
+            if not any(verdict.chosen == products.OURS for verdict in verdicts):
+                slower.append(candidate)
+                self._decline([candidate], "; ".join(map(products.reason, verdicts)) or _UNUSED)
+        return [c for c in candidates if c not in slower]
 
     def _reproducing(self, candidates: list[Candidate]) -> list[Candidate]:
         """What of them reproduces MLX together; it has run."""

@@ -90,7 +90,7 @@ def test_everything_is_found_and_means_the_same() -> None:
     assert residual.where.startswith("test_rewriting.py:")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "linear"])
 def test_kinds_are_swapped_one_by_one(kind: str) -> None:
     found = rewritten(Written.__call__, (kind,), NOTED, NORMS)
     assert {site.kind for site in found.sites} == {kind}
