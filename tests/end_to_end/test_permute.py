@@ -120,10 +120,12 @@ def test_a_butterfly_partner_is_one_shuffle_within_simdgroups(dtype: str) -> Non
     """SPEC C1: x[i ^ 2**k] for lane bits, through scratch for the bit above them."""
     x = payload(dtype, (BATCHES, 64))
     rows = metile.ThreadLayout.identity(64)
-    for k in range(6):
-        butterfly = metile.ThreadLayout(range(6), xor_mask=1 << k)
-        case = Case(dtype, butterfly, rows, rows, 0)
-        dispatch = case.prepare("cpu")
+    cases = [
+        Case(dtype, metile.ThreadLayout(range(6), xor_mask=1 << k), rows, rows, 0) for k in range(6)
+    ]
+    dispatches = [case.prepare("cpu") for case in cases]
+    compile_all(dispatches)
+    for k, (case, dispatch) in enumerate(zip(cases, dispatches, strict=True)):
         (fact,) = dispatch.execution_report.layout_conversions
         assert (fact.mechanism, fact.lane_rule) == (
             ("shuffle", f"lane = lane ^ {1 << k}") if k < 5 else ("threadgroup", None)
