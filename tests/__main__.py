@@ -69,6 +69,8 @@ def steps(options: argparse.Namespace) -> dict[str, list[str]]:
 def run(commands: dict[str, list[str]], profile_name: str) -> int:
     """Run every command, print its seconds, and return 1 if any failed."""
     env = {**os.environ, profile.VARIABLE: profile_name}
+    # Dozens of processes import the same modules.
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     results: list[tuple[str, int, float]] = []
     for name, command in commands.items():
         print(f"== {name}", flush=True)

@@ -48,6 +48,15 @@ def test_the_steps_see_the_chosen_profile(capfd: pytest.CaptureFixture[str]) -> 
     assert "\nfull\n" in capfd.readouterr().out
 
 
+def test_the_steps_keep_bytecode(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    shows = [sys.executable, "-c", "import sys; print('kept', not sys.dont_write_bytecode)"]
+    assert run({"one": shows}, "ci") == 0
+    assert "\nkept True\n" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(("name", "expected"), [("dev", 50), ("ci", 300), ("full", 9000)])
 def test_count_follows_the_profile(
     monkeypatch: pytest.MonkeyPatch, name: str, expected: int
