@@ -32,6 +32,8 @@ _FLAGS = (
 )
 
 _INCLUDE = re.compile(r"^([ \t]*#[ \t]*(?:include|import)\b)[^\n]*", re.M)
+# What a preprocessor would change: directives, comments, continued lines and names it knows.
+_PREPROCESSED = re.compile(r"[#\\]|//|/\*|\b(?:__|_Pragma\b|METAL_FUNC\b|MLX_MTL_PRAGMA_UNROLL\b)")
 _MARKER = re.compile(r'# (\d+) "([^"]*)"')
 _MAKE = re.compile(r"(?:packed_)?(?:bool|u?(?:char|short|int|long)|half|bfloat|float)[234]")
 _DIAGNOSTIC = re.compile(
@@ -55,6 +57,8 @@ def preprocess(text: str, toolchain: Toolchain) -> str:
         subprocess.CalledProcessError: the text can't be preprocessed.
     """
     own = _INCLUDE.sub("", text)
+    if not _PREPROCESSED.search(own):
+        return own
     command = [*toolchain.command, "-E", "-x", "c++", "-w", "-nostdinc", "-undef"]
     command += ["-D__METAL_VERSION__=320", "-D__METAL__=1", "-DMETAL_FUNC=inline", "-"]
     command += ["-DMLX_MTL_PRAGMA_UNROLL="]
@@ -289,6 +293,8 @@ _LOCATION = re.compile(r"line:(?P<line>\d+):\d+|(?P<file>[^\s<>,:]+):(?P<first>\
 
 def _casts(parsed: Parsed, dump: str) -> Iterator[FrontFinding]:
     """C-style casts that change the address space: C++ accepts them."""
+    if "<AddressSpaceConversion>" not in dump:
+        return
     line, is_own = 0, False
     for row in dump.splitlines():
         for match in _LOCATION.finditer(row.partition(" '")[0]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import mlx.core as mx
 import pytest
 
 import metile_mlx as metile
-from metile_mlx.emulator import front, toolchain
+from metile_mlx.emulator import front, front_clang, toolchain
+from metile_mlx.emulator.front_tokens import tokens
 from metile_mlx.errors import BackendError, CompileError
 from metile_mlx.runtime.record import capture
 
@@ -503,6 +505,33 @@ def test_our_texts_pass(dtype: str, basis: tuple[int, ...]) -> None:
     )
     result = front.examine(prepared.msl)
     assert not result.findings, f"{result}\n{prepared.msl}"
+
+
+def kept(text: str) -> list[tuple[str, str, int]]:
+    plain = front_clang.preprocess(text, toolchain.find())
+    return [(each.kind, each.text, each.line) for each in tokens(plain)]
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y[0] = x[0] * 2.0f;\n\n  y[1] = x[1];",
+        "y[0] = x[0]; // of the first\n/* and\n*/ y[1] = x[1];",
+        "#define TWICE(a) \\\n  (2 * a)\ny[0] = TWICE(x[0]);\n#undef TWICE\ny[1] = x[1];",
+        "#if __METAL_VERSION__ >= 300\ny[0] = x[0];\n#else\ny[0] = x[1];\n#endif",
+        "y[0] = __LINE__;\nMLX_MTL_PRAGMA_UNROLL\nfor (int i = 0; i < 2; ++i) y[i] = x[i];",
+    ],
+)
+def test_a_text_without_macros_is_its_own_preprocessed_text(
+    body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clang is asked only where it would change something; its answer has the same tokens."""
+    text = program(body, '#include "mlx/backend/metal/kernels/utils.h"')
+    quick = kept(text)
+    monkeypatch.setattr(front_clang, "_PREPROCESSED", re.compile(""))
+    assert kept(text) == quick
+    assert not {"TWICE", "__LINE__", "MLX_MTL_PRAGMA_UNROLL"} & {word for _, word, _ in quick}
 
 
 @pytest.mark.emulator
