@@ -7,7 +7,7 @@ from itertools import count
 from random import Random
 from typing import TypeVar
 
-from hypothesis import HealthCheck, core, given, seed, settings
+from hypothesis import HealthCheck, Phase, core, given, seed, settings
 from hypothesis.strategies import SearchStrategy, integers
 
 T = TypeVar("T")
@@ -85,6 +85,8 @@ def _run(strategy: SearchStrategy[T], body: Callable[[T], None], own: int) -> No
         database=None,
         deadline=None,
         report_multiple_bugs=False,
+        # All but the last, which tries what a failure does not depend on: nobody is told of it.
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
         suppress_health_check=[HealthCheck.too_slow],
     )
     # The second differs from it in the first choice: this one, so that it is free in all others.
