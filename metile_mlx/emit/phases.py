@@ -96,9 +96,11 @@ class Plan:
         self.tables = self.again.tables
         self.uniform: list[Op] = []
         self.shared: dict[Value, Value] = {}
-        self.tiles = Tiles(self._defined, self.shared)
+        self.tiles = Tiles(func, self._defined, self.shared)
         self.rows = Rows(func.threads, self.again.tables)
-        # Of each product, the op with which its results begin.
+        # The ops with which results of products begin, and for each product the first of them that
+        # writes where its results lie.
+        self._moves: set[Op] = set()
         self._begins: dict[Op, Op] = {}
         self._over_threads: set[Value] = set()
         self._over_lanes: set[Value] = set()
@@ -239,17 +241,21 @@ class Plan:
 
     def _place_product(self, item: BlockMultiply, phases: list[Phase]) -> None:
         """A product is done once by all threads, when its tiles are there."""
-        cut = self.tiles.cut(
-            item, lambda value: value in self._home and not self._home[value][0].once
-        )
+
+        def in_loop(value: Value) -> bool:
+            return value in self._home and not self._home[value][0].once
+
+        cut = self.tiles.cut(item, in_loop)
         begin = self._assign(list(zip(item.results, item.acc, strict=True)), item.acc)
-        (self._begins[item],) = begin
+        self._moves.update(begin)
+        first = self.tiles.before(item)
+        self._begins[item] = begin[0] if first is None else self._begins[first]
         for step in (*cut.copies, cut.multiply):
             self._order[step] = len(self._order)
         phase = Phase([Segment([cut.multiply])], once=True)
         phases += [Phase([Segment([*begin, *cut.copies])]), phase]
         for value in (*item.a, *item.b):
-            if value in self.tiles.slots or value in self.shared:
+            if in_loop(value) and (value in self.tiles.slots or value in self.shared):
                 self._home[value][1].kept.add(value)
                 self._reach.add(value, item)
         for value in item.results:
@@ -339,7 +345,7 @@ class Plan:
         for phase in phases_of(self.parts):
             for segment in phase.segments:
                 for item in segment.assigned[:]:
-                    if isinstance(item, Assign) and item in self._begins.values():
+                    if isinstance(item, Assign) and item in self._moves:
                         pairs = [(t, v) for t, v in item.pairs() if place(t) is not place(v)]
                         segment.assigned.remove(item)
                         segment.assigned[:0] = self._assign(pairs, item.carried)

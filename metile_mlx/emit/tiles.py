@@ -9,6 +9,7 @@ not read again, both are in the same place and nothing moves.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from metile_mlx.dtypes import f32
 from metile_mlx.emit.segments import Copy, Multiply, Targets
 from metile_mlx.emit.thread_tables import is_uniform
 from metile_mlx.ir.arith import element
-from metile_mlx.ir.core import Op, Value
+from metile_mlx.ir.core import Func, Op, Value, walk
 from metile_mlx.ir.matrix import BlockMultiply
 from metile_mlx.ir.types import ScalarType
 
@@ -36,15 +37,21 @@ class Tiles:
     """The tiles of one kernel.
 
     Args:
+        func: the kernel at Stage.THREAD.
         defined: the op that makes each value.
         shared: of values that lie where another one does, that one; operands are added.
     """
 
-    def __init__(self, defined: Mapping[Value, Op], shared: dict[Value, Value]) -> None:
+    def __init__(self, func: Func, defined: Mapping[Value, Op], shared: dict[Value, Value]) -> None:
         self._defined = defined
+        self._uses = Counter(value for item in walk(func.body) for value in item.operands())
+        inner = (block for item in walk(func.body) for block in item.blocks())
+        self._block = {item: block for block in (func.body, *inner) for item in block.ops}
         self._shared = shared
         self._products: list[BlockMultiply] = []
         self._operands: list[Tile] = []
+        # Operands that are written where their values are made.
+        self._made: dict[Tile, Tile] = {}
         # The slots that a value is written to where it is made, beside its own place.
         self.slots: dict[Value, list[Value]] = {}
         self._lies: dict[Value, tuple[Tile, int]] = {}
@@ -57,6 +64,16 @@ class Tiles:
         made = Multiply(a, b, Targets(item.results), item.shape, loc=item.loc)
         return Cut(copies, made)
 
+    def before(self, item: BlockMultiply) -> BlockMultiply | None:
+        """The product that a product only adds to: then both add in one place."""
+        first = self._defined.get(item.acc[0])
+        if not isinstance(first, BlockMultiply) or first.results != item.acc:
+            return None
+        if self._block[first] is not self._block[item] or any(self._uses[v] > 1 for v in item.acc):
+            return None
+        self._shared.update(zip(first.results, item.results, strict=True))
+        return first
+
     def _operand(
         self,
         item: BlockMultiply,
@@ -67,8 +84,13 @@ class Tiles:
         maker = self._defined.get(values[0])
         if isinstance(maker, BlockMultiply) and maker.results == values:
             return values
+        if values in self._made:
+            return self._made[values]
         tile = tuple(Value(ScalarType(f32, uniform=False), v.name, item.loc) for v in values)
         self._operands.append(tile)
+        # What is copied is there for this product only.
+        if not any(is_uniform(value) or not in_loop(value) for value in values):
+            self._made[values] = tile
         for value, slot in zip(values, tile, strict=True):
             if is_uniform(value) or not in_loop(value):
                 copies.append(Copy(Targets([slot]), value))

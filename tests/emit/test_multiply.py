@@ -174,7 +174,8 @@ def scaled_sums(A, B, C, D, K: int):
 
 @metile.kernel
 def exchanged(A, B, C, D, K: int):
-    """Accumulators that change places, an operand that a loop carries, and a constant one."""
+    """Accumulators that change places, an operand that a loop carries, one that it leaves, and
+    constant ones."""
     a = metile.tensor(A, shape=(32, K))
     b = metile.tensor(B, shape=(K, 32))
     c = metile.tensor(C, shape=(32, 32), access="write")
@@ -188,7 +189,7 @@ def exchanged(A, B, C, D, K: int):
         p = metile.dot(x, metile.full((32, 32), 2.0, metile.f32), q)
         q = sum
         x = metile.tile_load(a, (0, k + 32), (32, 32))
-    metile.tile_store(c, (0, 0), p)
+    metile.tile_store(c, (0, 0), metile.dot(p, metile.full((32, 32), 2.0, metile.f32)))
     metile.tile_store(d, (0, 0), q)
 
 
@@ -265,7 +266,7 @@ def want_exchanged(a: Any, b: Any) -> tuple[Any, ...]:
     p = q = np.zeros((32, 32))
     for x, y in blocks(a, b):
         p, q = q + x @ np.full((32, 32), 2.0), p + x @ y
-    return p, q
+    return p @ np.full((32, 32), 2.0), q
 
 
 def want_multiplied_sums(a: Any, b: Any) -> tuple[Any, ...]:
