@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from metile_mlx.report import ExecutionReport, LayoutConversion, RegisterReduction
+from metile_mlx.report import ExecutionReport, LayoutConversion, Pipeline, RegisterReduction
 
 
 def explain(report: ExecutionReport) -> str:
@@ -80,6 +80,8 @@ def _sections(report: ExecutionReport) -> Iterator[tuple[str, list[tuple[str, ..
         "threadgroup memory",
         [(a.scratch, f"{a.elements} x {a.dtype}", f"{a.bytes} bytes") for a in report.allocations],
     )
+    if report.pipelines:
+        yield "software pipelines", [row for p in report.pipelines for row in _pipeline(p)]
     yield (
         "register reductions",
         [
@@ -119,6 +121,22 @@ def _sections(report: ExecutionReport) -> Iterator[tuple[str, list[tuple[str, ..
         yield "bounds checks proven redundant", [(str(report.bounds_checks_removed),)]
     if report.notes:
         yield "notes", [(note,) for note in report.notes]
+
+
+def _pipeline(pipeline: Pipeline) -> Iterator[tuple[str, ...]]:
+    """The loop, then its memory and its phases."""
+    if pipeline.declined:
+        yield pipeline.loop, "stays as it is", pipeline.declined
+        return
+    many = f"{pipeline.slots} slot" + "s" * (pipeline.slots > 1)
+    each = f"{pipeline.barriers} barrier" + "s" * (pipeline.barriers > 1)
+    yield pipeline.loop, many, f"{each} a step"
+    for b in pipeline.buffers:
+        turns = f"bank conflicts {b.store_conflicts} and {b.load_conflicts}"
+        yield b.value, b.scratch, f"{pipeline.slots} x {b.elements} x {b.dtype}, {turns}"
+    for phase in pipeline.phases:
+        work = f"{phase.copies} copies, {phase.products} products"
+        yield f"phase {phase.name}", work, f"barriers: {', '.join(phase.barriers)}"
 
 
 def _costs(conversion: LayoutConversion) -> list[tuple[str, ...]]:

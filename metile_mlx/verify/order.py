@@ -211,6 +211,9 @@ def _may_meet(a: _Access, b: _Access) -> bool:
 
 
 def _share(a: Indices, b: Indices) -> bool:
-    threads = np.arange(len(a))
-    same = (a[:, None] == b[None]) & (a[:, None] >= 0)
-    return bool((same & (threads[:, None] != threads[None])).any())
+    """Whether thread i of the one and another thread of the other name the same element."""
+    if a.max() < b.min() or b.max() < a.min():
+        return False
+    ordered, named = np.sort(b), a[a >= 0]
+    pairs = np.searchsorted(ordered, named, "right") - np.searchsorted(ordered, named, "left")
+    return int(pairs.sum()) > int(((a == b) & (a >= 0)).sum())
