@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from metile_kernels.add_rmsnorm import add_rmsnorm, add_rmsnorm_register
-from metile_mlx.dispatch import Dispatch, empty, own_dtype
+from metile_mlx.dispatch import empty, own_dtype
 from metile_mlx.nn.arrays import Rounding, as_float, check_columns, checked_rounding, result_dtype
 from metile_mlx.nn.rms_norm import RmsGradients
-from metile_mlx.nn.row_kernels import of_arrays, ready_row
+from metile_mlx.nn.row_kernels import Ready, of_arrays, ready_row
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 from metile_mlx.target import MAX_TILE
@@ -70,7 +70,7 @@ class AddRmsNorm(RmsGradients):
 
     def prepared(
         self, backend: str, x: mx.array, residual: mx.array, weight: mx.array | None = None
-    ) -> Dispatch | Callable[..., Any]:
+    ) -> Ready:
         """(rows, N) twice, (N,) -> the norm and the sum, (rows, N)."""
         rows, columns = x.shape
         outputs = empty(x.shape, self._dtype), empty(x.shape, self._sum_dtype)
@@ -84,10 +84,11 @@ class AddRmsNorm(RmsGradients):
                 *arguments, columns, self._eps, **options, stream=self.stream
             )
         one = ready_row(
-            add_rmsnorm_register, (rows,), (*arguments, self._eps), options, backend,
+            add_rmsnorm_register, rows, (*arguments, self._eps), options, backend,
             own_dtype(self._sum_dtype, "add_rms_norm"), columns, self.stream,
         )  # fmt: skip
-        return of_arrays(one, 3, (*outputs, self._eps))
+        more = (*outputs, self._eps)
+        return of_arrays(one, lambda x, r, w=None: (x, r, x if w is None else w, *more))
 
     def backward(
         self,

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 import metile_kernels.cross_entropy as kernels
-from metile_mlx.dispatch import Dispatch, empty
+from metile_mlx.dispatch import empty
 from metile_mlx.errors import LaunchError
 from metile_mlx.nn.arrays import as_indices, as_rows, result_dtype
 from metile_mlx.nn.kernel_function import OneKernel
 from metile_mlx.nn.layouts import row_lanes
+from metile_mlx.nn.row_kernels import Ready, of_arrays, ready_lanes
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 
@@ -75,14 +76,15 @@ class CrossEntropy(OneKernel):
         super().__init__(stream=stream)
         self._dtype = dtype
 
-    def prepared(self, backend: str, logits: mx.array, targets: mx.array) -> Dispatch:
+    def prepared(self, backend: str, logits: mx.array, targets: mx.array) -> Ready:
         """(rows, N), (rows,) -> losses, largest logits, sums of exp(logit - largest)."""
         rows, width = logits.shape
         found = empty(rows, mx.float32)
-        return kernels.cross_entropy[rows].prepare(
-            logits, targets, empty(rows, self._dtype), found, found, width,
-            BLOCK=row_lanes(backend), stream=self.stream,
-        )  # fmt: skip
+        more = (empty(rows, self._dtype), found, found, width)
+        ready = ready_lanes(
+            kernels.cross_entropy, rows, (logits, targets, *more), {}, backend, self.stream
+        )
+        return of_arrays(ready, lambda logits, targets: (logits, targets, *more))
 
     def backward(
         self,

@@ -20,8 +20,9 @@ from metile_mlx.nn.arrays import (
     result_dtype,
 )
 from metile_mlx.nn.kernel_function import OneKernel
-from metile_mlx.nn.layouts import gradient_rows, row_block, row_layout
+from metile_mlx.nn.layouts import gradient_rows, row_block
 from metile_mlx.nn.norm_weights import weight_gradients
+from metile_mlx.nn.row_kernels import Ready, of_arrays, ready_row
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 from metile_mlx.target import MAX_TILE
@@ -93,7 +94,7 @@ class LayerNormRows(OneKernel):
         weight = scales[0] if self._weighted else x
         return weight, scales[-1] if self._biased else x
 
-    def prepared(self, backend: str, x: mx.array, *scales: mx.array) -> Dispatch:
+    def prepared(self, backend: str, x: mx.array, *scales: mx.array) -> Ready:
         """(rows, N), and (N,) for the weight and the bias -> (rows, N) of the result's dtype."""
         rows, columns = x.shape
         weight, bias = self._scales(x, scales)
@@ -102,15 +103,16 @@ class LayerNormRows(OneKernel):
             "ROUND_STEPS": self._rounded,
             "WEIGHTED": self._weighted,
             "BIASED": self._biased,
-            "stream": self.stream,
         }
         if columns > MAX_TILE:
-            return layernorm[(rows,)].prepare(x, weight, bias, output, columns, eps, **options)
-        block = row_block(columns)
-        return layernorm_register[(rows,)].prepare(
-            x, weight, bias, output, eps, **options, N=columns, BLOCK=block,
-            LAYOUT=row_layout(backend, own_dtype(x.dtype, "layer_norm"), columns, block),
+            return layernorm[(rows,)].prepare(
+                x, weight, bias, output, columns, eps, **options, stream=self.stream
+            )
+        one = ready_row(
+            layernorm_register, rows, (x, weight, bias, output, eps), options, backend,
+            own_dtype(x.dtype, "layer_norm"), columns, self.stream,
         )  # fmt: skip
+        return of_arrays(one, lambda x, *scales: (x, *self._scales(x, scales), output, eps))
 
     def backward(
         self,

@@ -116,6 +116,11 @@ def row_lanes(backend: str) -> int:
     return _CPU_ROW_LANES if backend == "cpu" else _ROW_LANES
 
 
+def row_blocks(backend: str) -> tuple[int, ...]:
+    """Of those, which to measure: that of `row_lanes`, then others."""
+    return tuple(dict.fromkeys((row_lanes(backend), 64, 128, 256, 512, 1024)))
+
+
 def column_lanes(backend: str) -> int:
     """BLOCK of a kernel that goes down so many columns."""
     return _CPU_COLUMN_LANES if backend == "cpu" else _COLUMN_LANES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from metile_kernels.rmsnorm import (
@@ -22,7 +22,7 @@ from metile_mlx.nn.layouts import (
     rows_together,
 )
 from metile_mlx.nn.norm_weights import weight_gradients
-from metile_mlx.nn.row_kernels import of_arrays, ready_row
+from metile_mlx.nn.row_kernels import Ready, of_arrays, ready_row
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 from metile_mlx.target import MAX_TILE
@@ -125,9 +125,7 @@ class RmsGradients(OneKernel):
 class RmsNorm(RmsGradients):
     """The norm of the rows of a matrix."""
 
-    def prepared(
-        self, backend: str, x: mx.array, weight: mx.array | None = None
-    ) -> Dispatch | Callable[..., Any]:
+    def prepared(self, backend: str, x: mx.array, weight: mx.array | None = None) -> Ready:
         """(rows, N), (N,) -> (rows, N) of the result's dtype."""
         rows, columns = x.shape
         output, eps, stream = empty(x.shape, self._dtype), self._eps, self.stream
@@ -142,10 +140,9 @@ class RmsNorm(RmsGradients):
         together = rows_together(backend, dtype, rows, columns)
         if together == 1:
             one = ready_row(
-                rmsnorm_register, (rows,), (*arguments, eps), options, backend, dtype, columns,
-                stream,
-            )  # fmt: skip
-            return of_arrays(one, 2, (output, eps))
+                rmsnorm_register, rows, (*arguments, eps), options, backend, dtype, columns, stream
+            )
+            return of_arrays(one, lambda x, w=None: (x, x if w is None else w, output, eps))
         return rmsnorm_rows[(rows // together,)].prepare(
             *arguments, eps, rows, **options, N=columns, BLOCK=block, ROWS=together, WHOLE=True,
             LAYOUT=rows_layout(backend, dtype, together, block), stream=stream,

@@ -1,4 +1,4 @@
-"""Kernels that hold a row in registers, in the layout of the tables or in a tuned one."""
+"""Kernels of rows, each held as the tables of `nn/layouts.py` say or as measuring chose."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ from metile_mlx.autotune import Autotuned, autotune
 from metile_mlx.dispatch import Dispatch
 from metile_mlx.dtypes import DType
 from metile_mlx.kernel import Kernel
-from metile_mlx.layout.thread_layout import ThreadLayout
-from metile_mlx.nn.layouts import row_block, row_layout, row_layouts
+from metile_mlx.nn.layouts import row_block, row_blocks, row_lanes, row_layout, row_layouts
 from metile_mlx.runtime import export
 from metile_mlx.runtime.backend import Place
-from metile_mlx.runtime.optional import mx
 
-# Kernels with sets of layouts; a width has one set for each dtype.
+# Kernels with sets of choices; a width has one set of layouts for each dtype.
 _KEPT = 64
 # Fewer programs take as long as a launch takes.
 _MANY_ROWS = 64
+Ready = Dispatch | Callable[..., Any]
 
 
 def ready_row(
     kernel: Kernel,
-    grid: tuple[int, ...],
+    rows: int,
     arguments: tuple[Any, ...],
     options: Mapping[str, Any],
     backend: str,
     dtype: DType,
     columns: int,
     stream: Place,
-) -> Callable[..., Any]:
-    """A launch of the kernel on arguments like these.
+) -> Ready:
+    """A launch of a kernel that holds a row in registers, on arguments like these.
 
     With `METILE_AUTOTUNE=1` the first call with values and many rows measures the layouts that are
     legal for the row, and keeps the fastest for any number of rows (`metile.autotune`); otherwise,
@@ -44,34 +43,54 @@ def ready_row(
         dtype: of the row, which has `columns` elements.
     """
     block = row_block(columns)
-    held = {**options, "N": columns, "BLOCK": block}
-    is_many = grid[0] >= _MANY_ROWS
-    if is_many and config.autotune() and export.active_target() is None:
-        launcher = _tuned(kernel, row_layouts(backend, dtype, columns, block))[grid]
-        return lambda *given: launcher(*given, **held, stream=stream)
+    held = {**options, "N": columns, "BLOCK": block, "stream": stream}
+    if _measures(rows):
+        layouts = row_layouts(backend, dtype, columns, block)
+        return _call(_tuned(kernel, "LAYOUT", layouts)[rows], held)
     layout = row_layout(backend, dtype, columns, block)
-    return kernel[grid].prepare(*arguments, **held, LAYOUT=layout, stream=stream)
+    return kernel[rows].prepare(*arguments, **held, LAYOUT=layout)
 
 
-def of_arrays(
-    launch: Callable[..., Any], parameters: int, more: tuple[Any, ...]
-) -> Dispatch | Callable[..., Any]:
+def ready_lanes(
+    kernel: Kernel,
+    rows: int,
+    arguments: tuple[Any, ...],
+    options: Mapping[str, Any],
+    backend: str,
+    stream: Place,
+) -> Ready:
+    """A launch of a kernel that goes along rows of any `width`, BLOCK elements at a time.
+
+    As `ready_row`; what is measured is BLOCK, once for a width.
+
+    Args:
+        options: constexprs other than BLOCK.
+    """
+    held = {**options, "stream": stream}
+    if _measures(rows):
+        return _call(_tuned(kernel, "BLOCK", row_blocks(backend), ("width",))[rows], held)
+    return kernel[rows].prepare(*arguments, **held, BLOCK=row_lanes(backend))
+
+
+def of_arrays(ready: Ready, full: Callable[..., tuple[Any, ...]]) -> Ready:
     """A tuned launch as a function of the arrays that are read; a dispatch as it is.
 
     Args:
-        launch: of `ready_row`.
-        parameters: for arrays, of which the last is any array where it is not read.
-        more: the arguments behind them.
+        full: from these arrays to all arguments of the kernel.
     """
-    if isinstance(launch, Dispatch):
-        return launch
+    return ready if isinstance(ready, Dispatch) else lambda *arrays: ready(*full(*arrays))
 
-    def tuned(*arrays: mx.array) -> Any:
-        return launch(*arrays, *arrays[: parameters - len(arrays)], *more)
 
-    return tuned
+def _measures(rows: int) -> bool:
+    return rows >= _MANY_ROWS and config.autotune() and export.active_target() is None
+
+
+def _call(launcher: Any, held: Mapping[str, Any]) -> Callable[..., Any]:
+    return lambda *arguments: launcher(*arguments, **held)
 
 
 @lru_cache(_KEPT)
-def _tuned(kernel: Kernel, layouts: tuple[ThreadLayout | None, ...]) -> Autotuned:
-    return autotune([{"LAYOUT": layout} for layout in layouts])(kernel)
+def _tuned(
+    kernel: Kernel, name: str, choices: tuple[Any, ...], key: tuple[str, ...] = ()
+) -> Autotuned:
+    return autotune([{name: choice} for choice in choices], key=key)(kernel)

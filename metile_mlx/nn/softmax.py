@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import metile_kernels.softmax as kernels
-from metile_mlx.dispatch import Dispatch, empty
+from metile_mlx.dispatch import empty
 from metile_mlx.nn.arrays import as_float, as_rows, result_dtype
 from metile_mlx.nn.kernel_function import OneKernel
 from metile_mlx.nn.layouts import row_lanes
+from metile_mlx.nn.row_kernels import Ready, of_arrays, ready_lanes
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 
@@ -63,13 +64,14 @@ class Softmax(OneKernel):
         super().__init__(stream=stream)
         self._log = log
 
-    def prepared(self, backend: str, x: mx.array) -> Dispatch:
+    def prepared(self, backend: str, x: mx.array) -> Ready:
         """(rows, N) -> (rows, N)."""
         rows, width = x.shape
-        return kernels.softmax[rows].prepare(
-            x, empty(x.shape, x.dtype), width, LOG=self._log, BLOCK=row_lanes(backend),
-            stream=self.stream,
-        )  # fmt: skip
+        more = (empty(x.shape, x.dtype), width)
+        ready = ready_lanes(
+            kernels.softmax, rows, (x, *more), {"LOG": self._log}, backend, self.stream
+        )
+        return of_arrays(ready, lambda x: (x, *more))
 
     def backward(
         self,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import metile_kernels.top1 as kernels
-from metile_mlx.dispatch import Dispatch, empty
+from metile_mlx.dispatch import empty
 from metile_mlx.errors import LaunchError
 from metile_mlx.nn.arrays import as_rows
 from metile_mlx.nn.kernel_function import OneKernel
 from metile_mlx.nn.layouts import row_lanes
+from metile_mlx.nn.row_kernels import Ready, of_arrays, ready_lanes
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
 
@@ -51,13 +52,12 @@ def top1(x: mx.array, *, stream: Place = None) -> tuple[mx.array, mx.array]:
 class Top1(OneKernel):
     """The largest of each row of a matrix."""
 
-    def prepared(self, backend: str, x: mx.array) -> Dispatch:
+    def prepared(self, backend: str, x: mx.array) -> Ready:
         """(rows, N) -> values (rows,), indices (rows,)."""
         rows, width = x.shape
-        return kernels.top1[rows].prepare(
-            x, empty(rows, x.dtype), empty(rows, mx.uint32), width, BLOCK=row_lanes(backend),
-            stream=self.stream,
-        )  # fmt: skip
+        more = (empty(rows, x.dtype), empty(rows, mx.uint32), width)
+        ready = ready_lanes(kernels.top1, rows, (x, *more), {}, backend, self.stream)
+        return of_arrays(ready, lambda x: (x, *more))
 
     def backward(
         self,
