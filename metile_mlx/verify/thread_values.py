@@ -90,7 +90,8 @@ class ThreadValues:
                 turns = self._cycle(arg, init, made)
                 if turns:
                     found[at] = turns
-            self._cycles[loop] = found
+            # Turns of several lengths are walked together, if they are not too many.
+            self._cycles[loop] = found if lcm(*map(len, found.values())) <= MOST_TURNS else {}
         return self._cycles[loop]
 
     def _cycle(self, arg: Value, init: Value, made: Value) -> list[int]:

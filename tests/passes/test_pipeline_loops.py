@@ -17,13 +17,16 @@ import metile_mlx as metile
 from metile_mlx import emulator
 from metile_mlx.compiler import STEPS, lower
 from metile_mlx.context import Context, Schedule, Stage
+from metile_mlx.dtypes import f32
 from metile_mlx.ir import planned
 from metile_mlx.ir.core import Func, walk
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.pipeline import SoftwarePipeline
 from metile_mlx.passes.materialise_pipelines import materialise_pipelines
 from metile_mlx.passes.pipeline_loops import pipeline_loops
+from metile_mlx.runtime.reference import evaluate
 from metile_mlx.target import CPU, METAL
+from tests.support import simulate
 from tests.support.mutate import BARRIER
 from tests.support.public import same_bits
 from tests.support.samples import Sample, multiplied
@@ -337,3 +340,25 @@ def test_nothing_is_ignored_in_silence(target: Any, schedule: Schedule, reason: 
     assert any(isinstance(item, For) for item in walk(func.body))
     (fact,) = ctx.report.pipelines
     assert fact.declined.startswith(reason)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_reference_and_the_simulator_take_pipelines(double: bool) -> None:
+    """At Stage.PLANNED as MLX operations, phase by phase; at Stage.THREAD thread by thread."""
+    func, ctx = owned(multiplied, double, **BLOCK)
+    for step in STEPS[2:]:
+        func = step.run(func, ctx)
+        if step.run is materialise_pipelines:
+            made = func
+    for k in (0, 8, 19, 24):
+        x, y = small(mx.float32, 20, k), small(mx.float32, k, 18)
+        scalars = {"M": 20, "N": 18, "K": k}
+        wanted = wide(mx.float32, 20, k) @ wide(mx.float32, k, 18)
+        flat = {"x": x.reshape(-1), "y": y.reshape(-1)}
+        shapes = {"z": ((20, 18), f32)}
+        left = evaluate(made, flat, scalars, shapes, (2, 2, 1))["z"]
+        assert np.array_equal(np.array(left), wanted), k
+        arrays = {name: np.array(array) for name, array in flat.items()}
+        empty = np.zeros((20, 18), np.float32)
+        results, _ = simulate.run(func, {**arrays, "z": empty}, scalars, (2, 2))
+        assert np.array_equal(results["z"], wanted), k

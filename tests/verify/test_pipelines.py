@@ -10,8 +10,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
+import metile_mlx as metile
 from metile_mlx.compiler import lower
 from metile_mlx.context import Context, Schedule, Stage
 from metile_mlx.dtypes import bool_, f32
@@ -285,3 +287,41 @@ def test_f18_two_slots_that_do_not_fit() -> None:
     ctx = context(False)
     verify(lower(func, ctx, Stage.PLANNED), Stage.PLANNED, ctx)
     assert "more than is left" in ctx.report.pipelines[0].declined
+
+
+@metile.kernel
+def in_turns(x, y, times: int, ORDERED: metile.constexpr, TURNS: metile.constexpr):
+    """Memory of the user's own, of which a loop reads one part and writes another, in turns."""
+    memory = metile.shared(256, metile.f32)
+    t, i = metile.thread_id(), metile.arange(0, 64)
+    memory.store(t, metile.tensor(x, shape=64).load(i))
+    metile.barrier()
+    slot = 0
+    for _ in metile.tile_range(times):
+        after = (slot + 1) % TURNS
+        memory.store(after * 64 + t, memory.load(slot * 64 + (63 - t)) + 1.0)
+        if ORDERED:
+            metile.barrier()
+        slot = after
+    metile.barrier()
+    metile.tensor(y, shape=64, access="write").store(i, memory.load(slot * 64 + t))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("turns", [2, 4])
+def test_f58_turns_of_the_user_are_followed_over_back_edges(turns: int) -> None:
+    """One barrier a step orders parts in turns; without it the next step reads what is written."""
+    x = mx.arange(64).astype(mx.float32)
+    out = metile.empty(64, mx.float32)
+    for times in (0, 1, 3):
+        made = in_turns[1](x, out, times, ORDERED=True, TURNS=turns, backend="emulator")
+        assert mx.array_equal(made, (x[::-1] if times % 2 else x) + times)
+    with pytest.raises(metile.CompileError, match="no barrier"):
+        in_turns[1].prepare(x, out, 3, ORDERED=False, TURNS=turns, backend="emulator")
+
+
+def test_f58_one_part_needs_two_barriers() -> None:
+    """The same memory in each step: what is read there, others have not left yet."""
+    x, out = mx.zeros(64), metile.empty(64, mx.float32)
+    with pytest.raises(metile.CompileError, match="no barrier"):
+        in_turns[1].prepare(x, out, 3, ORDERED=True, TURNS=1, backend="emulator")
