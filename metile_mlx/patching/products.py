@@ -17,7 +17,8 @@ from typing import Any
 from metile_mlx.autotune import measured_on
 from metile_mlx.backends import BACKENDS
 from metile_mlx.nn.arrays import FLOATS
-from metile_mlx.nn.matmul import kernel_texts, matmul
+from metile_mlx.nn.matmul import matmul
+from metile_mlx.nn.product import kernel_texts
 from metile_mlx.nn.tiles import product_tiles
 from metile_mlx.runtime import cache, export
 from metile_mlx.runtime.backend import choose
