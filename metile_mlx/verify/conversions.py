@@ -97,6 +97,10 @@ class _Buffer:
 Registers = tuple[int, ...]
 
 
+def _multiplies(block: Block) -> bool:
+    return any(isinstance(item, Dot) for item in walk(block))
+
+
 class _Planned:
     """The walk over one program."""
 
@@ -110,9 +114,8 @@ class _Planned:
         # The element in each slot, in the middle of a conversion.
         self.held: dict[Value, Indices] = {}
         self.loops = 0
-        # Beside products operands are handed over in loops, too: verify/convergence.py and order.py
-        # ask there who takes part.
-        self.anywhere = any(isinstance(item, Dot) for item in walk(func.body))
+        # In loops and branches too, around products: convergence.py and order.py ask who does.
+        self.anywhere = _multiplies(func.body)
 
     def run(self) -> list[Finding]:
         for position, param in enumerate(self.func.params):
@@ -152,8 +155,11 @@ class _Planned:
     def branch(self, item: If, path: tuple[Hashable, ...]) -> None:
         numbers = self.meaning.numbers
         condition = numbers[item.condition]
+        outside = self.anywhere
+        self.anywhere = outside and any(map(_multiplies, item.blocks()))
         self.block(item.then, (*path, condition, True))
         self.block(item.otherwise, (*path, condition, False))
+        self.anywhere = outside
         yields = zip(item.then.ops[-1].operands(), item.otherwise.ops[-1].operands(), strict=True)
         for result, (then, otherwise) in zip(item.results, yields, strict=True):
             key = (If, condition, numbers[then], numbers[otherwise])

@@ -30,9 +30,9 @@ from metile_mlx.runtime.backend import Output, Request, Scalar
 from metile_mlx.target import EMULATOR
 from tests.end_to_end import test_conversions_run as conversions
 from tests.end_to_end import test_sums as sums
+from tests.support import products, register_layouts, samples
 from tests.support import random_conversions as chains
 from tests.support import random_loops as loops
-from tests.support import register_layouts, samples
 from tests.support.arithmetic import Array
 from tests.support.grouped import adjacent, row, striped
 from tests.support.random_tiles import PROGRAMS, programs
@@ -352,6 +352,13 @@ def _pipelines() -> Iterator[Program]:
         yield of_dispatch(f"pipeline: {1 + double} slots", dispatch, True)
 
 
+def _products() -> Iterator[Program]:
+    """One without a loop: operands pass through threadgroup memory once."""
+    square = mx.zeros((13, 11), mx.float16)
+    dispatch = _kernel(products.gram, (1,), square, metile.empty((13, 13), mx.float32), 13, 11)
+    yield of_dispatch("product: no loop", dispatch, True)
+
+
 def _zeroed(outputs: Mapping[str, tuple[tuple[int, ...], DType]]) -> tuple[Output, ...]:
     return tuple(Output(name, shape, dtype, "zero") for name, (shape, dtype) in outputs.items())
 
@@ -372,6 +379,7 @@ SOURCES: dict[str, Callable[[], Iterator[Program]]] = {
     "random tiles": lambda: _random(12),
     "loops": lambda: _loops(8),
     "pipelines": _pipelines,
+    "products": _products,
     "random conversions": lambda: _chains(12),
 }
 
