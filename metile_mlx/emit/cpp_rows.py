@@ -109,6 +109,11 @@ class CppRows(CppLanes):
         """
         self.line("constexpr uint32_t low = 0;")
         self.line("const uint32_t thread = high;")
+        # What is the same in a row may be computed from what is not: from its first thread's.
+        wanted = set(row.fixed)
+        for item in reversed(segment.ops):
+            if wanted.intersection(item.results):
+                wanted.update(value for value in item.operands() if value not in row.counting)
         for item in segment.ops:
             is_index = isinstance(item, ThreadIndex) or self._is_masked_index(item)
             if is_index:
@@ -118,6 +123,8 @@ class CppRows(CppLanes):
                     self.define(item.result, number)
                 else:
                     self.write(item)
+            elif wanted.intersection(item.results):
+                self.write(item)
             elif item.results and item.result in row.counting:
                 start = "" if row.counting[item.result] else f"{self._start(item)} + "
                 self._folded[item.result] = f"({start}low)" if start else "low"

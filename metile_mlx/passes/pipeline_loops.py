@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from metile_mlx.context import Context
 from metile_mlx.dtypes import DType, i32
-from metile_mlx.errors import OutOfResources
+from metile_mlx.errors import Loc, OutOfResources
 from metile_mlx.ir.cloning import cloned
 from metile_mlx.ir.core import Block, Builder, Func, Op, Value, walk
 from metile_mlx.ir.loops import For
@@ -190,9 +190,9 @@ class _Writer:
             tuple(self.storage),
             tuple(self.buffers),
             slots=1,
-            first=_empty(),
+            first=_empty(loop.loc),
             steady=b.block(args),
-            last=_empty(*loop.carried),
+            last=_empty(loop.loc, *loop.carried),
             results=loop.results,
             loc=loop.loc,
         )
@@ -234,7 +234,7 @@ def _number(name: str) -> Value:
     return Value(ScalarType(i32), name)
 
 
-def _empty(*carried: Value) -> Block:
+def _empty(loc: Loc, *carried: Value) -> Block:
     """A phase that does nothing."""
     args = [Value(value.type, value.name, value.loc) for value in carried]
-    return Block((Yield(),), (_number("k"), _number("slot"), *args))
+    return Block((Yield(loc=loc),), (_number("k"), _number("slot"), *args))

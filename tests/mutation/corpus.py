@@ -269,6 +269,23 @@ def _lanes() -> Iterator[Program]:
     yield of_dispatch("lanes: exchanged", _kernel(samples.exchanged, (1,), x, y, 64), True)
 
 
+def _products() -> Iterator[Program]:
+    """Products in a loop, of what each simdgroup loads, and without one, staged both ways."""
+    m, n, k = 7, 20, 20
+    a, b = mx.zeros((2, m, k), mx.bfloat16), mx.zeros((2, k, n), mx.bfloat16)
+    dispatch = products.accumulated[products.grid(m, n, (8, 16), 2)].prepare(
+        a, b, mx.zeros((2, m, n), a.dtype), 2, m, n, k, **products.constexprs((8, 16, 8)),
+        backend="reference", schedule=metile.Schedule(staging="device"),
+    )  # fmt: skip
+    yield of_dispatch("product: device", dispatch, True)
+    a, c = mx.zeros((2, 9, 14), mx.float16), metile.empty((2, 9, 9), mx.float32)
+    for staging in ("threadgroup", "device"):
+        dispatch = products.gram[(2,)].prepare(
+            a, c, 2, 9, 14, 9 * 14, backend="reference", schedule=metile.Schedule(staging=staging)
+        )
+        yield of_dispatch(f"product: of one matrix, {staging}", dispatch, True)
+
+
 def _rows() -> Iterator[Program]:
     """Neighbours behind guards, and indices that have to be compared when the kernel runs."""
     for how, layout, extent, thirds in (
@@ -352,13 +369,6 @@ def _pipelines() -> Iterator[Program]:
         yield of_dispatch(f"pipeline: {1 + double} slots", dispatch, True)
 
 
-def _products() -> Iterator[Program]:
-    """One without a loop: operands pass through threadgroup memory once."""
-    square = mx.zeros((13, 11), mx.float16)
-    dispatch = _kernel(products.gram, (1,), square, metile.empty((13, 13), mx.float32), 13, 11)
-    yield of_dispatch("product: no loop", dispatch, True)
-
-
 def _zeroed(outputs: Mapping[str, tuple[tuple[int, ...], DType]]) -> tuple[Output, ...]:
     return tuple(Output(name, shape, dtype, "zero") for name, (shape, dtype) in outputs.items())
 
@@ -375,11 +385,11 @@ SOURCES: dict[str, Callable[[], Iterator[Program]]] = {
     "kernels": _norms,
     "samples": _samples,
     "lanes": _lanes,
+    "products": _products,
     "rows": _rows,
     "random tiles": lambda: _random(12),
     "loops": lambda: _loops(8),
     "pipelines": _pipelines,
-    "products": _products,
     "random conversions": lambda: _chains(12),
 }
 

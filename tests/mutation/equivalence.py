@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from metile_mlx.context import Stage
 from metile_mlx.ir import metal
 from metile_mlx.ir.arith import BinaryKind
-from metile_mlx.ir.core import Effect, Op, Value
+from metile_mlx.ir.core import Effect, Op, Value, walk
 from metile_mlx.ir.types import PointerType, ScratchType, TensorType
 from metile_mlx.target import EMULATOR
 from metile_mlx.verify import examine
@@ -143,13 +143,19 @@ def nothing_depends_on_it(trial: Trial) -> bool:
     if not mutant.op.results or mutant.passed:
         return False
     reached = {value for item in (mutant.op, *mutant.others) for value in item.results}
-    for item in snapshot.func.body.ops:
-        if reached.isdisjoint(item.operands()):
-            continue
-        if item.blocks() or (item.effect & Effect.WRITE and _is_device(item)):
-            return False
-        reached.update(item.results)
-        reached.update(v for v in item.operands() if isinstance(v.type, ScratchType))
+    known: set[object] = set()
+    # A loop comes back to what stands before: until nothing new is reached.
+    while known != reached:
+        known = set(reached)
+        for item in walk(snapshot.func.body):
+            if reached.isdisjoint(item.operands()):
+                continue
+            if item.blocks() or item.effect & Effect.TERMINATOR:
+                return False
+            if item.effect & Effect.WRITE and _is_device(item):
+                return False
+            reached.update(item.results)
+            reached.update(v for v in item.operands() if isinstance(v.type, ScratchType))
     return True
 
 

@@ -53,6 +53,7 @@ OF_LIBRARY = {
     "test_selftest": 40,
     "test_multiply": 0,
     "test_matmul": 3,
+    "test_products": 6,
 }
 SCHEDULES = 2
 

@@ -76,14 +76,15 @@ def accumulated(
 
 
 @metile.kernel
-def gram(A, C, N: int, K: int):
-    """C = A @ A^T without a loop; the rows of A are 16 at most, and as long."""
-    a = metile.tensor(A, shape=(N, K))
-    turned = metile.tensor(A, shape=(K, N), strides=(1, K))
-    c = metile.tensor(C, shape=(N, N), access="write")
-    x = metile.tile_load(a, (0, 0), (16, 16))
-    y = metile.tile_load(turned, (0, 0), (16, 16))
-    metile.tile_store(c, (0, 0), metile.dot(x, y))
+def gram(A, C, COUNT: int, N: int, K: int, NK: int):
+    """C[i] = A[i] @ A[i]^T without a loop; N and K are 16 at most."""
+    a = metile.tensor(A, shape=(COUNT, N, K))
+    turned = metile.tensor(A, shape=(COUNT, K, N), strides=(NK, 1, K))
+    c = metile.tensor(C, shape=(COUNT, N, N), access="write")
+    batch = metile.program_id(0)
+    x = metile.tile_load(a, (batch, 0, 0), (16, 16))
+    y = metile.tile_load(turned, (batch, 0, 0), (16, 16))
+    metile.tile_store(c, (batch, 0, 0), metile.dot(x, y))
 
 
 def grid(m: int, n: int, tile: tuple[int, ...], count: int = 1) -> tuple[int, int, int]:
