@@ -1,7 +1,7 @@
 """Residual sum and its RMS norm in one pass, `(rms_norm(x + r), x + r)` (SPEC B1, F73).
 
 The sum is rounded to its dtype, as MLX's `x + r` is, bit for bit; the norm is that of the rounded
-sum. One program per row: `add_rmsnorm` takes any width, `add_rmsnorm_register` holds a row of
+sum. `add_rmsnorm` takes one row of any width per program, `add_rmsnorm_register` holds rows of
 constant width in registers. Statistics and arithmetic are f32; `ROUND_NORMALISED` as in
 `metile_kernels.rmsnorm`, whose gradient kernels serve here too: their inputs are the sums, and
 `passed` the cotangents of the sums.
@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 import metile_mlx as metile
-from metile_kernels.rmsnorm import columns_of, reciprocal_root, rmsnorm_reference, weighted
+from metile_kernels.rmsnorm import held_rows, reciprocal_root, rmsnorm_reference, weighted
 
 
 def add_rmsnorm_reference(
@@ -88,22 +88,23 @@ def add_rmsnorm_register(
     LAYOUT: metile.constexpr = None,
     ROUND_NORMALISED: metile.constexpr = False,
     WEIGHTED: metile.constexpr = True,
+    ROWS: metile.constexpr = 1,
 ):
     """Add and normalise rows of N columns; each array is read once.
 
     Args:
         inputs, residuals, weights, output, totals: as of `add_rmsnorm`, with N for the width.
         eps, N, BLOCK, LAYOUT and the other options: as of `rmsnorm_register` there.
+        ROWS: rows of a program, a power of two that divides their number; the layout is of
+            ROWS * BLOCK elements.
     """
-    shape = (metile.num_programs(0), N)
-    columns = columns_of(N, BLOCK, LAYOUT)
-    at = (metile.program_id(0), columns)
+    shape, at, columns = held_rows(N, BLOCK, LAYOUT, ROWS)
     source = metile.tensor(inputs, shape=shape, access="read")
     other = metile.tensor(residuals, shape=shape, access="read")
     total = source.load(at) + other.load(at)
     metile.tensor(totals, shape=shape, access="write").store(at, total)
     values = metile.cast(total, metile.f32)
-    normalised = values * reciprocal_root(values, eps, N)
+    normalised = values * reciprocal_root(values, eps, N, ROWS)
     if WEIGHTED:
         weight = metile.tensor(weights, shape=(N,), access="read").load(columns)
         normalised = weighted(normalised, weight, output.dtype, ROUND_NORMALISED)

@@ -1,7 +1,7 @@
 """Layer normalisation of rows, `(x - mean) / sqrt(variance + eps) * w + b`, and its gradients (B1).
 
-One program per row. `layernorm_register` holds a row of constant width in registers; `layernorm`
-takes any width, which it learns when it runs. The variance is the mean of the squares of what is
+`layernorm_register` holds rows of constant width in registers; `layernorm` takes one row of any
+width per program, which it learns when it runs. The variance is the mean of the squares of what is
 left of the mean, never a difference of two large sums (F69). All arithmetic is f32. With
 `ROUND_STEPS` the normalised value, its product with the weight and the sum with the bias are each
 rounded to the dtype of the output, the order of `mx.fast.layer_norm`; else there is one rounding,
@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 import metile_mlx as metile
-from metile_kernels.rmsnorm import columns_of
+from metile_kernels.rmsnorm import columns_of, held_rows, row_sum
 
 
 def layernorm_reference(
@@ -29,9 +29,9 @@ def layernorm_reference(
 
 
 @metile.inline
-def centred_row(values, columns, N):
-    """f32 values less their mean; 0 beyond N, where values are 0."""
-    mean = metile.sum(values) / N
+def centred_row(values, columns, N, ROWS=1):
+    """f32 values of rows less their mean; 0 beyond N, where values are 0."""
+    mean = row_sum(values, ROWS) / N
     return metile.where(columns < N, values - mean, 0.0)
 
 
@@ -111,22 +111,23 @@ def layernorm_register(
     ROUND_STEPS: metile.constexpr = False,
     WEIGHTED: metile.constexpr = True,
     BIASED: metile.constexpr = True,
+    ROWS: metile.constexpr = 1,
 ):
     """Normalise rows of N columns, each read once.
 
     Args:
         inputs, weights, biases, output, eps: as of `layernorm`, with N for the width.
         N, BLOCK, LAYOUT, RELAXED_PRECISION: as of `metile_kernels.rmsnorm.rmsnorm_register`.
+        ROWS: rows of a program, a power of two that divides their number; the layout is of
+            ROWS * BLOCK elements.
     """
-    shape = (metile.num_programs(0), N)
+    shape, at, columns = held_rows(N, BLOCK, LAYOUT, ROWS)
     source = metile.tensor(inputs, shape=shape, access="read")
     result = metile.tensor(output, shape=shape, access="write")
     scales = metile.tensor(weights, shape=(N,)) if WEIGHTED else None
     shifts = metile.tensor(biases, shape=(N,)) if BIASED else None
-    columns = columns_of(N, BLOCK, LAYOUT)
-    at = (metile.program_id(0), columns)
-    rest = centred_row(metile.cast(source.load(at), metile.f32), columns, N)
-    made = rest * metile.rsqrt(metile.sum(rest * rest) / N + eps)
+    rest = centred_row(metile.cast(source.load(at), metile.f32), columns, N, ROWS)
+    made = rest * metile.rsqrt(row_sum(rest * rest, ROWS) / N + eps)
     made = transformed(made, scales, shifts, columns, output.dtype, ROUND_STEPS, WEIGHTED, BIASED)
     result.store(at, made)
 

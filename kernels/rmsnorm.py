@@ -42,9 +42,27 @@ def columns_of(N, BLOCK, LAYOUT, ROWS=1):
 
 
 @metile.inline
-def reciprocal_root(values, eps, N):
-    """`1 / sqrt(mean(values^2) + eps)` of f32 values; those beyond N are zero."""
-    return metile.rsqrt(metile.sum(values * values) * (1 / N) + eps)
+def held_rows(N, BLOCK, LAYOUT, ROWS):
+    """Of arrays of which each program holds ROWS rows: their shape, an index, its columns."""
+    index = columns_of(N, BLOCK, LAYOUT, ROWS)
+    programs, program = metile.num_programs(0), metile.program_id(0)
+    if ROWS == 1:
+        return (programs, N), (program, index), index
+    index = metile.reshape(index, (ROWS, BLOCK))
+    row, column = index // BLOCK, index % BLOCK
+    return (programs, ROWS, N), (program, row, column), column
+
+
+@metile.inline
+def row_sum(values, ROWS):
+    """Of each row that a program holds."""
+    return metile.sum(values) if ROWS == 1 else metile.sum(values, axis=1)
+
+
+@metile.inline
+def reciprocal_root(values, eps, N, ROWS=1):
+    """`1 / sqrt(mean(values^2) + eps)` of the f32 values of rows; those beyond N are zero."""
+    return metile.rsqrt(row_sum(values * values, ROWS) * (1 / N) + eps)
 
 
 @metile.inline

@@ -8,6 +8,7 @@ from typing import Any
 from metile_kernels.add_rmsnorm import add_rmsnorm, add_rmsnorm_register
 from metile_mlx.dispatch import empty, own_dtype
 from metile_mlx.nn.arrays import Rounding, as_float, check_columns, checked_rounding, result_dtype
+from metile_mlx.nn.layouts import narrow_rows
 from metile_mlx.nn.rms_norm import RmsGradients
 from metile_mlx.nn.row_kernels import Ready, of_arrays, ready_row
 from metile_mlx.runtime.backend import Place
@@ -83,9 +84,10 @@ class AddRmsNorm(RmsGradients):
             return add_rmsnorm[(rows,)].prepare(
                 *arguments, columns, self._eps, **options, stream=self.stream
             )
+        dtype = own_dtype(self._sum_dtype, "add_rms_norm")
         one = ready_row(
-            add_rmsnorm_register, rows, (*arguments, self._eps), options, backend,
-            own_dtype(self._sum_dtype, "add_rms_norm"), columns, self.stream,
+            add_rmsnorm_register, rows, (*arguments, self._eps), options, backend, dtype, columns,
+            self.stream, narrow_rows(backend, dtype, rows, columns),
         )  # fmt: skip
         more = (*outputs, self._eps)
         return of_arrays(one, lambda x, r, w=None: (x, r, x if w is None else w, *more))

@@ -20,7 +20,7 @@ from metile_mlx.nn.arrays import (
     result_dtype,
 )
 from metile_mlx.nn.kernel_function import OneKernel
-from metile_mlx.nn.layouts import gradient_rows, row_block
+from metile_mlx.nn.layouts import gradient_rows, narrow_rows, row_block
 from metile_mlx.nn.norm_weights import weight_gradients
 from metile_mlx.nn.row_kernels import Ready, of_arrays, ready_row
 from metile_mlx.runtime.backend import Place
@@ -108,9 +108,10 @@ class LayerNormRows(OneKernel):
             return layernorm[(rows,)].prepare(
                 x, weight, bias, output, columns, eps, **options, stream=self.stream
             )
+        dtype = own_dtype(x.dtype, "layer_norm")
         one = ready_row(
-            layernorm_register, rows, (x, weight, bias, output, eps), options, backend,
-            own_dtype(x.dtype, "layer_norm"), columns, self.stream,
+            layernorm_register, rows, (x, weight, bias, output, eps), options, backend, dtype,
+            columns, self.stream, narrow_rows(backend, dtype, rows, columns),
         )  # fmt: skip
         return of_arrays(one, lambda x, *scales: (x, *self._scales(x, scales), output, eps))
 

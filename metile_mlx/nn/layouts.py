@@ -12,7 +12,20 @@ striped values per thread, on one core of a Xeon with AVX-512, the row in its ca
     bf16  clang++ 14 141 / 133   615 /  506 /  463 /  439  2083 / 2008 / 1832 / 1811  8: 4381
           g++ 12     204 / 114   745 /  541 /  459 /  429  2626 / 1861 / 1824 / 1750  16: 4291
 
-Adjacent values are no faster: 1009 columns of f16 with 4 of them take 1372. `python -m
+Adjacent values are no faster: 1009 columns of f16 with 4 of them take 1372. Narrow rows of f16 and
+bf16 are taken several at a time, where they fill their block. Microseconds for 4096 rows by 1 / 2 /
+4 / 8 a program, on two cores:
+
+    columns                     32                    64                   128               256
+    rms_norm   f16   120/ 99/ 96/ 92       245/188/166/150       264/231/210/238       679/623/661
+               bf16  186/113/103/ 99       177/144/122/123       256/243/224/260       394/370/417
+    layer_norm f16   314/268/178/196       427/347/278/271       785/598/561/570     1261/1182/1297
+               bf16  244/218/139/136       344/265/220/226       651/554/551/679       943/928/1011
+    add_rms_.. f16   253/228/211/198       383/358/320/319       787/672/597/792     1309/1263/1641
+               bf16  225/169/158/140       265/258/229/211       704/639/657/797     1180/1095/1406
+    rms_norm   f32    94/117/111/109       320/245/378/423       218/236/266/273       761/830/1001
+
+Ragged ones are slower together: 127 columns of f16 300 alone, 803 by four. `python -m
 benchmarks.rms_norm` measures all of it anew.
 
 On CUDA a row is held as groups of 16 bytes, striped over the threads. One of f16 or bf16 whose
@@ -75,7 +88,7 @@ CUDA_GROUPED_AT = {(f32, 1024): 32, (f16, 2048): 16} | {
 CUDA_STRIPED = 32
 _GROUP_BYTES = 16
 # On a CPU: rows a program takes of f16 and bf16 where they fill their block.
-CPU_ROWS = {32: 8, 64: 4, 128: 4, 256: 4}
+CPU_ROWS = {32: 8, 64: 4, 128: 4}
 # On CUDA: rows of a program, and the values of a thread. A row of 256 in 32 threads makes
 # threadgroups so small that starting them is the limit.
 CUDA_ROWS = {(dtype, 256): (4, 8) for dtype in CUDA_GROUPED} | {
@@ -174,12 +187,16 @@ def row_layouts(
 
 
 def rows_together(backend: str, dtype: DType, rows: int, columns: int) -> int:
-    """How many rows a program of the forward kernel takes; a divisor of `rows`."""
-    together = 1
-    if backend == "cpu" and dtype != f32:
-        together = CPU_ROWS.get(columns, 1)
-    elif backend == "cuda":
-        together, _ = CUDA_ROWS.get((dtype, columns), (1, 0))
+    """How many rows a program of `rms_norm` takes; a divisor of `rows`."""
+    if backend != "cuda":
+        return narrow_rows(backend, dtype, rows, columns)
+    together, _ = CUDA_ROWS.get((dtype, columns), (1, 0))
+    return together if rows % together == 0 else 1
+
+
+def narrow_rows(backend: str, dtype: DType, rows: int, columns: int) -> int:
+    """How many rows a program of any norm takes on a CPU; a divisor of `rows`."""
+    together = CPU_ROWS.get(columns, 1) if backend == "cpu" and dtype != f32 else 1
     return together if rows % together == 0 else 1
 
 

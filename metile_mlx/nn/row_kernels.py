@@ -11,7 +11,14 @@ from metile_mlx.autotune import Autotuned, autotune
 from metile_mlx.dispatch import Dispatch
 from metile_mlx.dtypes import DType
 from metile_mlx.kernel import Kernel
-from metile_mlx.nn.layouts import row_block, row_blocks, row_lanes, row_layout, row_layouts
+from metile_mlx.nn.layouts import (
+    row_block,
+    row_blocks,
+    row_lanes,
+    row_layout,
+    row_layouts,
+    rows_layout,
+)
 from metile_mlx.runtime import export
 from metile_mlx.runtime.backend import Place
 
@@ -31,6 +38,7 @@ def ready_row(
     dtype: DType,
     columns: int,
     stream: Place,
+    together: int = 1,
 ) -> Ready:
     """A launch of a kernel that holds a row in registers, on arguments like these.
 
@@ -39,11 +47,15 @@ def ready_row(
     for few rows, and in an export, the tables of `nn/layouts.py` say which it is.
 
     Args:
-        options: constexprs other than N, BLOCK and LAYOUT.
+        options: constexprs other than N, BLOCK, LAYOUT and ROWS.
         dtype: of the row, which has `columns` elements.
+        together: rows that a program takes as ROWS, in the layout of the tables; or 1.
     """
     block = row_block(columns)
     held = {**options, "N": columns, "BLOCK": block, "stream": stream}
+    if together > 1:
+        several = rows_layout(backend, dtype, together, block)
+        return kernel[rows // together].prepare(*arguments, **held, ROWS=together, LAYOUT=several)
     if _measures(rows):
         layouts = row_layouts(backend, dtype, columns, block)
         return _call(_tuned(kernel, "LAYOUT", layouts)[rows], held)

@@ -20,6 +20,8 @@ EPS = 1e-5
 DTYPES = (mx.float16, mx.bfloat16, mx.float32)
 WIDTHS = (1, 3, 31, 33, 127, 1009, 4096)
 ROWS = 3
+# Rows of a program, in the layout of the tables: each thread has the same columns of all.
+TOGETHER = [(mx.bfloat16, 32, 8), (mx.float32, 61, 4), (mx.float16, 1, 2)]
 Numbers = np.ndarray[Any, Any]
 
 
@@ -38,8 +40,8 @@ def launch(
     width, out = x.shape[-1], metile.empty(x.shape, x.dtype)
     if not is_register:
         return add_rmsnorm[x.shape[0]](x, r, w, out, out, width, EPS, **options)
-    block = max(32, metile.next_power_of_2(width))
-    return add_rmsnorm_register[x.shape[0]](x, r, w, out, out, EPS, N=width, BLOCK=block, **options)
+    block, programs = max(32, metile.next_power_of_2(width)), x.shape[0] // options.get("ROWS", 1)
+    return add_rmsnorm_register[programs](x, r, w, out, out, EPS, N=width, BLOCK=block, **options)
 
 
 def check(made: tuple[mx.array, mx.array], x: mx.array, r: mx.array, w: mx.array) -> None:
@@ -64,6 +66,18 @@ def test_f73_every_width_on_the_cpu(is_register: bool, dtype: mx.Dtype) -> None:
     for width in every[DTYPES.index(dtype) :: 3] if is_register else every:
         arrays = data(width, dtype)
         check(launch(*arrays, is_register, backend="cpu"), *arrays)
+
+
+@pytest.mark.parametrize(("dtype", "width", "together"), TOGETHER)
+def test_f51_rows_of_a_program_have_the_bits_of_one_alone(
+    dtype: mx.Dtype, width: int, together: int
+) -> None:
+    arrays = data(width, dtype, 2 * together)
+    made = launch(*arrays, True, ROWS=together, backend="cpu")
+    check(made, *arrays)
+    alone = launch(*arrays, True, backend="cpu")
+    assert all(same_bits(a, b) for a, b in zip(made, alone, strict=True))
+    check(launch(*arrays, True, ROWS=together, backend="reference"), *arrays)
 
 
 @pytest.mark.emulator

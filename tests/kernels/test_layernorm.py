@@ -11,12 +11,14 @@ import pytest
 import metile_mlx as metile
 from metile_kernels.layernorm import layernorm, layernorm_gradients, layernorm_register
 from metile_mlx import emulator
-from tests.support.public import compilations
+from tests.support.public import compilations, same_bits
 from tests.support.rounding import exact
 
 EPS = 1e-5
 DTYPES = (mx.float16, mx.bfloat16, mx.float32)
 WIDTHS = (1, 3, 31, 33, 127, 1009, 4096)
+# Rows of a program, in the layout of the tables: each thread has the same columns of all.
+TOGETHER = [(mx.float16, 32, 8), (mx.bfloat16, 61, 4), (mx.float32, 1, 2), (mx.float16, 128, 4)]
 STEPS = {mx.float16: 2**-11, mx.bfloat16: 2**-8, mx.float32: 2e-6}
 
 
@@ -33,8 +35,8 @@ def launch(x: mx.array, w: mx.array, b: mx.array, is_register: bool, **options: 
     out = metile.empty(x.shape, x.dtype)
     if not is_register:
         return layernorm[rows](x, w, b, out, width, EPS, **options)
-    block = max(32, metile.next_power_of_2(width))
-    return layernorm_register[rows](x, w, b, out, EPS, N=width, BLOCK=block, **options)
+    block, programs = max(32, metile.next_power_of_2(width)), rows // options.get("ROWS", 1)
+    return layernorm_register[programs](x, w, b, out, EPS, N=width, BLOCK=block, **options)
 
 
 def normalised(x: mx.array) -> tuple[Any, Any, Any]:
@@ -60,6 +62,18 @@ def test_every_width_on_the_cpu(is_register: bool, dtype: mx.Dtype) -> None:
     for width in widths:
         x, w, b, _ = data(width, dtype)
         check(launch(x, w, b, is_register, backend="cpu"), x, w, b, width)
+
+
+@pytest.mark.parametrize(("dtype", "width", "together"), TOGETHER)
+def test_f51_rows_of_a_program_have_the_bits_of_one_alone(
+    dtype: mx.Dtype, width: int, together: int
+) -> None:
+    """Full rows and ragged ones; what one program has at the end of its rows is another's."""
+    x, w, b, _ = data(width, dtype, 2 * together)
+    made = launch(x, w, b, True, ROWS=together, backend="cpu")
+    check(made, x, w, b, width)
+    assert same_bits(made, launch(x, w, b, True, backend="cpu"))
+    check(launch(x, w, b, True, ROWS=together, backend="reference"), x, w, b, width)
 
 
 def test_the_widest_row_in_registers() -> None:

@@ -192,3 +192,11 @@ def test_f51_two_runs_are_bit_equal() -> None:
     x, w = normal((1030, 48)), normal((48,))
     runs = [mx.grad(loss(ours, x, x), (0, 1, 2))(x, x, w) for _ in range(2)]
     assert all(same_bits(a, b) for a, b in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize(("width", "dtype"), [(32, mx.bfloat16), (64, mx.float16)])
+def test_f51_a_row_has_the_same_bits_in_any_company(width: int, dtype: mx.Dtype) -> None:
+    """A program takes several narrow rows where it can, and one where it can't."""
+    x, r, w = normal((8, width), dtype), normal((8, width), dtype, 1), normal((width,), dtype, 2)
+    for together, alone in zip(ours(x, r, w), ours(x[:3], r[:3], w), strict=True):
+        assert same_bits(together[:3], alone)

@@ -56,6 +56,18 @@ def test_f69_numbers_far_from_zero() -> None:
     assert np.abs(exact(metile.layer_norm(x, None, None, EPS)) - right).max() <= 1e-5
 
 
+@pytest.mark.parametrize(("width", "dtype"), [(32, mx.float16), (128, mx.bfloat16)])
+def test_f51_a_row_has_the_same_bits_in_any_company(width: int, dtype: mx.Dtype) -> None:
+    """A program takes several narrow rows where it can, and one where it can't."""
+    x, w, b = normal((8, width), dtype), normal((width,), dtype, 1), normal((width,), dtype, 2)
+    together = metile.layer_norm(x, w, b, EPS)
+    assert same_bits(together[:3], metile.layer_norm(x[:3], w, b, EPS))
+    right = mx.fast.layer_norm(
+        x.astype(mx.float32), w.astype(mx.float32), b.astype(mx.float32), EPS
+    )
+    close(together, right.astype(dtype), 2e-3 if dtype == mx.float16 else 1.6e-2)
+
+
 def test_any_shape_on_every_backend(backend: str) -> None:
     w, b = normal((48,), seed=1), normal((48,), seed=2)
     for shape in ((48,), (1, 48), (2, 1, 3, 48)):
