@@ -41,8 +41,8 @@ from benchmarks.record import device_line, environment, print_table, verdict, wr
 MLX, OURS = "mlx", "metile"
 DTYPES = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 PHASES = ("prefill", "decode", "step")
-# The step that was promised not to be slower, and what two equal arms may differ by.
-PROMISED, NOISE = ("llama", "step"), 1.02
+# The model that was promised not to be slower, and what two equal arms may differ by.
+PROMISED, NOISE = "llama", 1.02
 # Gradients, as a share of the largest of their array; the loss, a hundredth of it. On a CPU the
 # models of FULL differ by up to 2e-5, 9e-3 and 0.1.
 SHARES = {"f32": 1e-4, "f16": 0.03, "bf16": 0.3}
@@ -250,12 +250,12 @@ def other_step(made: Any, expected: Any, share: float) -> str | None:
 
 
 def goals(measured: Sequence[Measured]) -> list[Goal]:
-    """A patched small Llama's step is not slower than MLX's."""
-    name, phase = PROMISED
+    """A patched small Llama is not slower than MLX's, in any phase."""
     return [
-        Goal(f"{item.label} {phase}: least / least of mlx", item.least_ratios()[phase], NOISE, "")
+        Goal(f"{item.label} {phase}: least / least of mlx", found, NOISE, "")
         for item in measured
-        if item.name == name
+        if item.name == PROMISED
+        for phase, found in item.least_ratios().items()
     ]
 
 

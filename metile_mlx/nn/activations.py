@@ -109,8 +109,8 @@ def _activated(
     dtype = result_dtype(name, x)
     if x.size == 0:
         return mx.zeros(x.shape, dtype)
-    made = Activation.of(function, rounded, stream=stream)(x.reshape(-1, stream=stream))
-    return mx.reshape(made, x.shape, stream=stream)
+    made: mx.array = Activation.of(function, rounded, stream=stream)(x)
+    return made
 
 
 def _gated(
@@ -122,12 +122,11 @@ def _gated(
     dtype = result_dtype(name, gate, up)
     if gate.shape != up.shape:
         gate, up = mx.broadcast_arrays(gate, up, stream=stream)
-    shape = gate.shape
     if gate.size == 0:
-        return mx.zeros(shape, dtype)
-    arrays = [as_float(a, dtype).reshape(-1, stream=stream) for a in (gate, up)]
-    made = Gated.of(function, rounded, dtype, stream=stream)(*arrays)
-    return mx.reshape(made, shape, stream=stream)
+        return mx.zeros(gate.shape, dtype)
+    # The kernel goes along the elements, whatever the shape.
+    made: mx.array = Gated.of(function, rounded, dtype, stream=stream)(gate, as_float(up, dtype))
+    return made
 
 
 def _grid(n: int) -> int:
@@ -135,7 +134,7 @@ def _grid(n: int) -> int:
 
 
 class Activation(OneKernel):
-    """A function of the elements of a flat array."""
+    """A function of the elements of an array."""
 
     def __init__(self, function: Any, rounded: bool, *, stream: Place) -> None:
         super().__init__(stream=stream)
@@ -143,7 +142,7 @@ class Activation(OneKernel):
         self._rounded = rounded
 
     def prepared(self, backend: str, x: mx.array) -> Dispatch:
-        """(n,) -> (n,) of the same dtype."""
+        """To an array of the same shape and dtype."""
         return activation[_grid(x.size)].prepare(
             x, empty(x.shape, x.dtype), x.size, FUNCTION=self._function, BLOCK=FLAT_BLOCK,
             LAYOUT=flat_layout(backend), ROUND_STEPS=self._rounded, stream=self.stream,
@@ -165,11 +164,11 @@ class Activation(OneKernel):
                 LAYOUT=flat_layout(backend), stream=self.stream,
             )  # fmt: skip
 
-        return (self.ready(("backward", x.size, x.dtype), make)(*arguments),)
+        return (self.ready(("backward", x.shape, x.dtype), make)(*arguments),)
 
 
 class Gated(OneKernel):
-    """A function of the elements of a flat array, times those of another."""
+    """A function of the elements of an array, times those of another."""
 
     def __init__(self, function: Any, rounded: bool, dtype: mx.Dtype, *, stream: Place) -> None:
         super().__init__(stream=stream)
@@ -178,7 +177,7 @@ class Gated(OneKernel):
         self._dtype = dtype
 
     def prepared(self, backend: str, gate: mx.array, up: mx.array) -> Dispatch:
-        """(n,), (n,) -> (n,) of the dtype in which they meet."""
+        """To an array of the same shape, in the dtype in which they meet."""
         output, n = empty(gate.shape, self._dtype), gate.size
         return gated[_grid(n)].prepare(
             gate, up, output, n, FUNCTION=self._function, BLOCK=FLAT_BLOCK,
@@ -202,7 +201,7 @@ class Gated(OneKernel):
                 BLOCK=FLAT_BLOCK, LAYOUT=flat_layout(backend), stream=self.stream,
             )  # fmt: skip
 
-        made: Sequence[mx.array] = self.ready(("backward", gate.size, gate.dtype, up.dtype), make)(
+        made: Sequence[mx.array] = self.ready(("backward", gate.shape, gate.dtype, up.dtype), make)(
             *arguments
         )
         return made
