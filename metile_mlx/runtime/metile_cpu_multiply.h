@@ -21,8 +21,10 @@
 enum { metile_lanes = 16, metile_sums = 16 };
 #elif defined(__AVX__)
 enum { metile_lanes = 8, metile_sums = 8 };
-#else
+#elif defined(__aarch64__)
 enum { metile_lanes = 4, metile_sums = 16 };
+#else
+enum { metile_lanes = 4, metile_sums = 8 };
 #endif
 
 // ROWS x (VECTORS * LANES) sums, over all of K.

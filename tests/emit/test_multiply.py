@@ -7,6 +7,8 @@ what moves between them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from platform import machine
 from typing import Any
 
 import mlx.core as mx
@@ -14,10 +16,13 @@ import numpy as np
 import pytest
 
 import metile_mlx as metile
+from metile_mlx.runtime.toolchain import KERNEL_FLAGS
 from tests.emit.compiled import COMPILERS, Library, build
 from tests.support import profile
 from tests.support.public import DTYPES, bits, source
 
+# Registers of 4 and of 8 floats; elsewhere than on x86 there is one width.
+LEVELS = ("-march=x86-64", "-march=haswell") if machine() == "x86_64" else ("-mcpu=native",)
 EXTENTS = (1, 7, 8, 9, 31, 64, 65, 128, 257)
 
 
@@ -114,6 +119,14 @@ def test_p1_any_extents(library: Library, name: str) -> None:
         grid = (metile.cdiv(n, tile[1]), metile.cdiv(m, tile[0]), batch)
         found = library.run(name, arrays, scalars, grid)["C"]
         assert np.array_equal(found, arrays["C"]), (m, n, k)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_x4_narrow_registers(level: str, tmp_path: Path) -> None:
+    """Narrower vectors, without fused steps and with them."""
+    flags = [level if flag.endswith("=native") else flag for flag in KERNEL_FLAGS]
+    library = build({"f32": source(prepared("f32"))}, COMPILERS[0], tmp_path, flags)
+    test_p1_any_extents(library, "f32")
 
 
 # Kernels whose tiles are used in other ways
