@@ -319,7 +319,7 @@ def test_f51_two_runs_are_bit_equal() -> None:
         assert np.array_equal(bits(a), bits(b))
 
 
-def test_f71_gemma_adds_the_one_before_the_norm() -> None:
+def test_f71_gemma_adds_the_one_before_the_norm(backend: str) -> None:
     """In bf16 the scale is rounded; in f32 it is not: who passes `1 + w` decides."""
     x, w = normal((4, 64), mx.bfloat16), mx.full((64,), 0.05, mx.bfloat16)
     theirs = mx.fast.rms_norm(x, 1.0 + w, EPS)
