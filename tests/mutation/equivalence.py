@@ -23,7 +23,7 @@ from metile_mlx.verify.thread_reader import thread_reader
 from metile_mlx.verify.thread_values import ThreadValues
 from tests.mutation.editing import MEMORY
 from tests.mutation.judge import Trial
-from tests.mutation.operators import is_barrier
+from tests.mutation.operators import is_barrier, scratch_of
 
 
 def no_memory_in_common(trial: Trial) -> bool:
@@ -38,13 +38,13 @@ def no_memory_in_common(trial: Trial) -> bool:
 def _meet(one: Op, other: Op) -> bool:
     """Whether both access one memory, or one orders what the other accesses."""
     if is_barrier(one) or is_barrier(other):
-        return all(is_barrier(item) or _scratch(item) for item in (one, other))
+        return all(is_barrier(item) or scratch_of(item) for item in (one, other))
     return bool(_memory(one) & _memory(other))
 
 
 def _memory(item: Op) -> set[object]:
     """What an op accesses: the array that a thread's program names, any array, or scratch."""
-    found: set[object] = set(_scratch(item))
+    found: set[object] = set(scratch_of(item))
     for value in item.operands():
         if isinstance(value.type, PointerType):
             found.add(value)
@@ -53,15 +53,8 @@ def _memory(item: Op) -> set[object]:
     return found
 
 
-def _scratch(item: Op) -> set[object]:
-    """The scratch that an op accesses, and which stage: those of a pipeline's phase are different
-    ones, as verify/pipelines.py shows."""
-    memory = [value for value in item.operands() if isinstance(value.type, ScratchType)]
-    return {(value, getattr(item, "stage", None)) for value in memory}
-
-
 def _is_device(item: Op) -> bool:
-    return bool(_memory(item) - _scratch(item))
+    return bool(_memory(item) - scratch_of(item))
 
 
 def two_reads(trial: Trial) -> bool:

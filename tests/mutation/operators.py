@@ -65,6 +65,13 @@ def is_scratch(item: Op) -> bool:
     return any(isinstance(value.type, ScratchType) for value in item.results)
 
 
+def scratch_of(item: Op) -> frozenset[tuple[Value, Value | None]]:
+    """The scratch that an op accesses, and which stage of it: those of the phase of a pipeline are
+    different ones, as verify/pipelines.py shows."""
+    memory = [value for value in item.operands() if isinstance(value.type, ScratchType)]
+    return frozenset((value, getattr(item, "stage", None)) for value in memory)
+
+
 def fields_of(item: Op, kind: type) -> Iterator[tuple[str, Any]]:
     """The fields of an op that hold a `kind`, and one of each tuple's members."""
     for name in item.field_names:
@@ -344,7 +351,8 @@ def _conditions(mask: Value, defined: dict[Value, Op]) -> list[Value]:
 def reorder_access(func: Func) -> Found:
     """An access of memory changes places with what comes next in memory or communication.
 
-    Barriers have operators of their own.
+    Barriers have operators of their own. An access of scratch changes nothing where it passes what
+    does not access the same stage of the same scratch.
     """
     for place, item, block in places(func):
         later = [i for i, other in enumerate(block.ops) if i > place.index and is_ordered(other)]
@@ -353,6 +361,9 @@ def reorder_access(func: Func) -> Found:
         index = later[0]
         other = block.ops[index]
         if is_barrier(item) or is_barrier(other) or not (item.effect | other.effect) & MEMORY:
+            continue
+        mine, theirs = scratch_of(item), scratch_of(other)
+        if (mine or theirs) and not mine & theirs and not other.blocks():
             continue
         between = block.ops[place.index + 1 : index + 1]
         values = [value for op in block.ops[place.index : index] for value in op.results]
