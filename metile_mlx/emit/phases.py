@@ -280,6 +280,8 @@ class Plan:
                     after.append(Segment(span=span))
                 after[-1].assigned.append(item)
         loads = [Segment(items, span=span) for span, items in before.items()]
+        for made in loads:
+            made.kept.update(*(_kept(segment, made.assigned) for segment in phase.segments))
         moved = {item for segment in (*loads, *after) for item in segment.assigned}
         for segment in phase.segments:
             segment.assigned = [item for item in segment.assigned if item not in moved]
@@ -305,7 +307,7 @@ class Plan:
                 ]
                 rest = [item for item in segment.assigned if item not in first]
                 if first and any(not isinstance(item, _MEMORY) for item in rest):
-                    made += [Segment(first), Segment(rest)]
+                    made += [Segment(part, kept=_kept(segment, part)) for part in (first, rest)]
                 else:
                     made.append(segment)
             phase.segments = made
@@ -412,6 +414,11 @@ class Plan:
         self._reach.add(value, user)
         near = home_phase is phase and phase.grouped
         (self._over_lanes if near else self._over_threads).add(value)
+
+
+def _kept(segment: Segment, part: Iterable[Op]) -> set[Value]:
+    """What a part of a segment has to keep: products know already what they read."""
+    return {value for item in part for value in item.results if value in segment.kept}
 
 
 def _filled(parts: Iterable[Part]) -> list[Part]:

@@ -255,6 +255,40 @@ def powers(A, C, N: int, STEPS: int, S: metile.constexpr):
     metile.tile_store(c, (0, 0), made)
 
 
+@metile.kernel
+def apart(A, B, C, M: int, N: int):
+    """Two products; operands of the second are loaded beside work on the first."""
+    a, b = metile.tensor(A, shape=(M, N)), metile.tensor(B, shape=(M, N))
+    turned = metile.tensor(B, shape=(N, M), strides=(1, N))
+    c = metile.tensor(C, shape=(64, 8), access="write")
+    x, y = metile.tile_load(turned, (4, 0), (32, 32)), metile.tile_load(b, (2, 3), (32, 8))
+    made = metile.dot(x, y)
+    made = metile.minimum(made - metile.sum(made, axis=0), 3.0)
+    least = metile.min(made)
+    made = metile.minimum(made - metile.sum(made, axis=0), 9.0)
+    x = metile.cast(metile.tile_load(a, (0, 0), (64, 8)), metile.f32) * 2
+    y = metile.tile_load(a, (3, 9), (8, 8))
+    start = metile.cast(metile.tile_load(a, (0, 7), (64, 8), fill=3), metile.f32)
+    last = metile.dot(metile.cast(x, metile.bf16), y, start)
+    metile.tile_store(c, (0, 0), last + metile.minimum(least, 0.0) + metile.max(made) * 0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_operands_that_are_loaded_beside_other_work(backend: str) -> None:
+    """A loop that is split hands on what products read."""
+    m, n = 35, 24
+    a, b = whole(mx.bfloat16, m, n), whole(mx.bfloat16, m, n)
+    y = apart[(1,)](a, b, metile.empty((64, 8), mx.float32), m, n, backend=backend)
+    padded, turned = np.zeros((128, 64)), np.zeros((128, 128))
+    padded[:m, :n], turned[:n, :m] = numbers(a), numbers(b).T
+    first = turned[4:36, :32] @ np.pad(numbers(b), ((0, 32), (0, 32)))[2:34, 3:11]
+    least = np.minimum(first - first.sum(0), 3).min()
+    start = np.full((64, 8), 3.0)
+    start[:m] = padded[:m, 7:15]
+    expected = padded[:64, :8] * 2 @ padded[3:11, 9:17] + start + min(least, 0)
+    assert (numbers(y) == expected).all()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sums_along_an_axis_of_a_product(backend: str) -> None:
     """Threads that share a row exchange what they have, behind the product."""
