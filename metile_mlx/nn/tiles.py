@@ -6,8 +6,9 @@
 | metal, cuda, emulator | 64 x 64 x 16 | no |
 | reference | 64 x 64 x 64 | no: few steps make a small graph |
 
-On two busy cores of a Xeon no tile with sides of 32, 64 or 128 and steps of 32, 64 or 128 was faster
-than 64 x 64 x 64 throughout: products of 512 x 512 x 512, f32 and bf16, with either way of storing B.
+On two busy cores of a Xeon, with 512 x 512 x 512 in f32 and bf16, no other tile with sides of 32,
+64 or 128 and steps of 32 to 128 was faster with either way of storing B: where B lies transposed,
+128 x 64 x 64 was, and where it does not, 64 x 64 x 64.
 
 A side of M or N that 8 or 32 hold has such a tile: few sizes, so that there are few texts. Where
 there are fewer than `_FEW` tiles and K is long, K is cut into parts that are added up in their
