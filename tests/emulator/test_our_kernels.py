@@ -163,6 +163,29 @@ def test_launches_that_are_left_out_are_counted(grid: int, counted: emulated.Tal
 
 
 @pytest.mark.emulator
+def test_what_the_profile_leaves_out_is_counted_and_always_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted, x = emulated.Collector(), mx.zeros(64)
+    with emulated.collecting(noted):
+        for mask in (1, 2, 4):
+            owner = metile.ThreadLayout((3, 4, 5, 0, 1, 2), xor_mask=mask)
+            turned[1].prepare(x, metile.empty(64, mx.float32), OWNER=owner, backend="cpu")
+    assert len({emulated.place(each) for each in noted.found.values()}) == 3
+    texts: list[str] = []
+    monkeypatch.setattr(emulated, "examine", lambda _, text: texts.append(text) or [])
+    ran = []
+    for found in (noted.found, dict(reversed(noted.found.items()))):
+        texts.clear()
+        collector, tally = emulated.Collector(found=dict(found)), emulated.Tally()
+        assert emulated.run_all(collector, tally, 1) == []
+        assert tally == emulated.Tally(kernels=1, left_out=2)
+        ran.append(texts.copy())
+    assert ran[0] == ran[1]
+    assert len(ran[0]) == 1
+
+
+@pytest.mark.emulator
 @pytest.mark.faulty
 def test_a_kernel_that_is_compiled_and_not_launched_is_run() -> None:
     collector, tally = emulated.Collector(), emulated.Tally()

@@ -29,6 +29,7 @@ from metile_mlx.emulator import build
 from metile_mlx.errors import CompileError, MetileError, OutOfResources, UnsupportedError
 from metile_mlx.ir.core import walk
 from metile_mlx.ir.matrix import Dot
+from metile_mlx.ir.printer import print_func
 from metile_mlx.ir.tile import Reduce
 from metile_mlx.runtime import metal
 from metile_mlx.runtime.autodiff import reference_launch
@@ -43,10 +44,12 @@ from tests.support.public import DTYPES, payload
 # Larger launches are left out, and counted.
 MAX_ELEMENTS = 1 << 22
 MAX_THREADS = 1 << 20
-# Texts per test file and process: those with the smallest hashes, so always the same ones.
+# Texts per test file and process: those whose launches hash lowest, so always the same ones.
 LIMITS = {"dev": 20, "ci": 400, "full": 10**9}
-# The library has a text for each dtype of each argument, and tests/kernels emulates by itself.
-OF_LIBRARY = {
+# Fewer where texts repeat each other: the library has one for each dtype of each argument, and
+# tests/kernels emulates by itself; tests/emulator runs all pairs of owners of the first.
+FEWER = {
+    "test_conversions_run": 0,
     "nn": 16,
     "patch": 16,
     "kernels": 40,
@@ -116,8 +119,7 @@ class Tally:
         return (
             f"{self.kernels} kernels emulated under the checker in {self.seconds:.0f} s, "
             f"{self.without_threads} launches have no thread, {self.too_large} are too large, "
-            f"{self.refused} are more than Metal takes, {self.left_out} texts are left out by the "
-            "profile"
+            f"{self.refused} are more than Metal takes, {self.left_out} are left out by the profile"
         )
 
 
@@ -172,18 +174,23 @@ def limit(path: Path) -> int:
     """How many texts of a test file are run."""
     most = LIMITS[profile.name()]
     is_full = profile.name() == "full"
-    of_library = OF_LIBRARY.get(path.stem, OF_LIBRARY.get(path.parent.name, most))
-    return most if is_full else min(most, of_library)
+    fewer = FEWER.get(path.stem, FEWER.get(path.parent.name, most))
+    return most if is_full else min(most, fewer)
 
 
 def run_all(collector: Collector, tally: Tally, most: int | None = None) -> list[str]:
     """Builds and runs what was collected, `most` texts or the profile's; one text per fault."""
     start = time.perf_counter()
-    if most == 0:
-        tally.left_out += len(collector.take())
-        return []
+    most = LIMITS[profile.name()] if most is None else most
     chosen: dict[tuple[str, str], tuple[Launch, str]] = {}
-    for dispatch, scalars in collector.take():
+    taken = collector.take()
+    if len(taken) > most:
+        # A text takes as long to make as to run, so what is left out is not made either.
+        taken.sort(key=place)
+    for number, (dispatch, scalars) in enumerate(taken):
+        if len(chosen) == most:
+            tally.left_out += len(taken) - number
+            break
         if 0 in dispatch.grid:
             tally.without_threads += 1
             continue
@@ -197,20 +204,26 @@ def run_all(collector: Collector, tally: Tally, most: int | None = None) -> list
             tally.too_large += 1
             continue
         chosen.setdefault((captured.name, captured.text), (launch, captured.math_mode or "safe"))
-    kept = sorted(chosen, key=lambda key: hashlib.sha256(key[1].encode()).digest())
-    kept = kept[: LIMITS[profile.name()] if most is None else most]
-    tally.left_out += len(chosen) - len(kept)
-    for mode in {chosen[key][1] for key in kept}:
-        texts = [key for key in kept if chosen[key][1] == mode]
+    for mode in {mode for _, mode in chosen.values()}:
+        texts = [key for key in chosen if chosen[key][1] == mode]
         # A text that is refused is built again, alone, and reported then.
         with suppress(CompileError):
             build.prebuild(texts, checked=True, math_mode=mode)
     faults = []
-    for key in kept:
+    for (_, text), (launch, _) in chosen.items():
         tally.kernels += 1
-        faults += examine(chosen[key][0], key[1])
+        faults += examine(launch, text)
     tally.seconds += time.perf_counter() - start
     return faults
+
+
+def place(noted: tuple[Dispatch, tuple[Scalar, ...]]) -> bytes:
+    """Where a launch stands among those of its file: at random, and always there."""
+    dispatch, _ = noted
+    shapes = [array.shape for array in dispatch._arrays]
+    options = dispatch._options
+    what = f"{print_func(dispatch._specialisation.func)}{shapes}{options.schedule}"
+    return hashlib.sha256(f"{what}{options.math_mode}".encode()).digest()
 
 
 def make(dispatch: Dispatch, scalars: tuple[Scalar, ...]) -> Launch | None:

@@ -15,8 +15,8 @@ from tests.support import profile
 def cpu_level(*, shipped: bool) -> Iterator[None]:
     """Texts built and launched inside: as users get them, or without optimisation.
 
-    For the many texts of one generator, of which some are compiled as shipped: what they mean is
-    tested, and an optimiser takes ten times as long as all else. The full profile optimises all.
+    For texts of which others like them are compiled as shipped: what they mean is tested, and an
+    optimiser takes up to ten times as long as all else. The full profile optimises all.
     """
     with pytest.MonkeyPatch.context() as patch:
         if not shipped and profile.name() != "full":
