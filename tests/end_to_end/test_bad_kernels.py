@@ -468,13 +468,13 @@ for t in metile.tile_range(0, n, 64):
 """,
     ),
     "a matrix product (O5)": (
-        metile.UnsupportedError,
+        metile.CompileError,
         """\
 target.store(i, metile.dot(i, i))
-> k.py:11:21: error: [dot()] is not supported yet
+> k.py:11:32: error: [dot] a is tile<64xi32>, expected a tile of two dimensions
 >       target.store(i, metile.dot(i, i))
->                       ^^^^^^^^^^^^^^^^
-> hint: write the kernel over tensor descriptors: metile.tensor(...).load(...)
+>                                  ^
+> hint: load it with metile.tile_load(tensor, (row, column), (rows, columns))
 """,
     ),
 }
