@@ -512,5 +512,5 @@ def test_o5_origins_are_uniform_by_type() -> None:
 
 def test_the_verifier_sees_a_tile_that_was_left_without_owner() -> None:
     func = chain_program(None, [(ROWS, f32)])
-    with pytest.raises(VerificationError, match="expected a power of two from 32 to 1024"):
+    with pytest.raises(VerificationError, match="expected a power of two from 32 to 32768"):
         verify(func, Stage.OWNED, context())
