@@ -200,6 +200,7 @@ class _Cpp(CppRows):
     ) -> None:
         self._segment = segment
         threads = self.func.threads
+        assert grouped or threads % step == 0, "loops take all threads, each once"
         outer = "group" if grouped else "high" if step < threads else ""
         if outer == "high":
             self._open(f"for (uint32_t high = 0; high < {threads}; high += {step}) {{")

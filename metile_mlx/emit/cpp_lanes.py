@@ -159,7 +159,7 @@ class CppLanes(CppValues):
         if joint is not None:
             self._write_rest(segment, whole, wraps, failing)
         elif known != threads or tests:
-            self._write_loop(segment, threads, grouped, begin=whole)
+            self._write_loop(segment, self.func.threads, False, begin=whole)
 
     def _failing(self, segment: Segment, joint: Conditions | None) -> frozenset[Value]:
         """The masks that ask for all conditions: none holds behind the first thread without one."""

@@ -228,3 +228,57 @@ def test_no_two_versions_of_a_loop_are_the_same(name: str) -> None:
     sides = re.findall(pattern, text(CASES[name][0]), re.S | re.M)
     assert bool(sides) == (name == "shifted")
     assert all(first.split() != second.split() for _, first, second in sides)
+
+
+@metile.kernel
+def cut_columns(
+    x, out, n: int, WIDTH: metile.constexpr, AT: metile.constexpr, SIDE: metile.constexpr
+):
+    """Rows of WIDTH threads from column AT on: the last columns lie outside, known beforehand."""
+    i = metile.arange(0, SIDE * WIDTH)
+    value = metile.tensor(x, shape=n).load(i)
+    target = metile.tensor(out, shape=(32, 16), access="read_write")
+    target.store((i // WIDTH + 1, i % WIDTH + AT), value * 2.0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n", [0, 7, 33, 100, 300])
+@pytest.mark.parametrize(("width", "at"), [(8, 11), (8, 15), (16, 3), (4, 14), (8, 0)])
+def test_columns_cut_for_certain_leave_all_else_alone(
+    width: int, at: int, n: int, backend: str
+) -> None:
+    """No thread beyond the last one runs, and none twice (F52)."""
+    side = 8
+    source_ = np.arange(1, 301, dtype=np.float32)
+    base = np.full((32, 16), -1, np.float32)
+    made = cut_columns[1](
+        mx.array(source_), mx.array(base), n, WIDTH=width, AT=at, SIDE=side, backend=backend
+    )
+    place = np.arange(side * width)
+    given = np.where(place < n, source_[place], 0) * 2
+    row, column = place // width + 1, place % width + at
+    inside = column < 16
+    base[row[inside], column[inside]] = given[inside]
+    assert np.array_equal(np.array(made), base)
+
+
+@metile.kernel
+def tile_at(x, out, n: int, ROW: metile.constexpr, AT: metile.constexpr, SIDE: metile.constexpr):
+    a = metile.tensor(x, shape=(n, n))
+    c = metile.tensor(out, shape=(32, 32), access="read_write")
+    value = metile.tile_load(a, (0, 0), (SIDE, SIDE))
+    metile.tile_store(c, (ROW, AT), metile.dot(value, value))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("side", [8, 16])
+@pytest.mark.parametrize(("row", "at"), [(4, 27), (25, 0), (20, 29)])
+def test_tiles_cut_for_certain(row: int, at: int, side: int, backend: str) -> None:
+    x = np.random.default_rng(side).integers(-4, 5, (13, 13)).astype(np.float32)
+    base = np.full((32 + side, 32 + side), -1, np.float32)
+    padded = np.zeros((side, side), np.float32)
+    padded[: min(13, side), : min(13, side)] = x[:side, :side]
+    base[row : row + side, at : at + side] = padded @ padded
+    given = mx.full((32, 32), -1.0)
+    made = tile_at[1](mx.array(x), given, 13, ROW=row, AT=at, SIDE=side, backend=backend)
+    assert np.array_equal(np.array(made), base[:32, :32])

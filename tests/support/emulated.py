@@ -45,7 +45,7 @@ from tests.support.public import DTYPES, payload
 MAX_ELEMENTS = 1 << 22
 MAX_THREADS = 1 << 20
 # Texts per test file and process: those whose launches hash lowest, so always the same ones.
-LIMITS = {"dev": 20, "ci": 400, "full": 10**9}
+LIMITS = {"dev": 20, "ci": 100, "full": 10**9}
 # Fewer where texts repeat each other: the library has one for each dtype of each argument, and
 # tests/kernels emulates by itself; tests/emulator runs all pairs of owners of the first.
 FEWER = {
