@@ -81,20 +81,23 @@ def checker(given: products.Operands) -> Callable[[Arm, Any], str | None]:
     return both
 
 
-def run_case(case: Case, rounds: int, seconds: float) -> tuple[int, dict[str, Summary]]:
-    """Launches of a run, and the times of each arm.
+Measured = tuple[Case, dict[str, int], dict[str, Summary]]
+
+
+def run_case(case: Case, rounds: int, seconds: float) -> tuple[dict[str, int], dict[str, Summary]]:
+    """By arm, launches of a run and times.
 
     Raises:
         WrongResult: an arm does not compute the product.
     """
     given = products.operands(case, 3)
     made = launches(given)
-    repeats = calibrated(lambda: mx.eval(made[OURS]()), seconds, 64)
-    arms = [arm(name, launch, repeats) for name, launch in made.items()]
+    repeats = {name: calibrated(arm(name, run, 1).run, seconds, 64) for name, run in made.items()}
+    arms = [arm(name, run, repeats[name]) for name, run in made.items()]
     return repeats, measure(arms, checker(given), rounds)
 
 
-def goals(measured: Sequence[tuple[Case, int, dict[str, Summary]]]) -> list[Goal]:
+def goals(measured: Sequence[Measured]) -> list[Goal]:
     """What was promised, where it was measured."""
     found = []
     for case, _, times in measured:
@@ -113,7 +116,7 @@ def main(argv: Sequence[str]) -> int:
     print(device_line(where), flush=True)
     rounds, seconds = (3, 0.01) if options.quick else (15, 0.05)
     sizes = SIZES[:2] if options.quick else SIZES
-    measured = []
+    measured: list[Measured] = []
     for dtype in DTYPES:
         for size in sizes:
             case = Case(dtype, size, size, size)
@@ -123,14 +126,14 @@ def main(argv: Sequence[str]) -> int:
                 print(f"error: nothing is reported: {error}", file=sys.stderr)
                 return 1
     lines = []
-    for case, repeats, times in measured:
+    for case, _, times in measured:
         rates = [
             f"{case.operations / times[n].median / 1e9:.1f}" if n in times else ""
             for n in (OURS, MLX, BLAS)
         ]
         against = [f"{1 / ratio(times, OURS, n):.2f}" if n in times else "" for n in (MLX, BLAS)]
-        lines.append([case.name, str(repeats), *rates, *against])
-    head = ["product", "launches", *(f"{n} GFLOP/s" for n in (OURS, MLX, BLAS))]
+        lines.append([case.name, *rates, *against])
+    head = ["product", *(f"{n} GFLOP/s" for n in (OURS, MLX, BLAS))]
     print_table("by medians", [*head, f"times {MLX}", f"times {BLAS}"], lines)
     if options.output is not None:
         content = {
