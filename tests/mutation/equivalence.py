@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 from metile_mlx.context import Stage
 from metile_mlx.ir import metal
 from metile_mlx.ir.arith import BinaryKind
-from metile_mlx.ir.core import Effect, Op, Value, walk
+from metile_mlx.ir.core import Effect, Func, Op, Value, walk
 from metile_mlx.ir.types import PointerType, ScratchType, TensorType
 from metile_mlx.target import EMULATOR
 from metile_mlx.verify import examine
-from metile_mlx.verify.decisions import turns
-from metile_mlx.verify.reading import Unreadable, differences
+from metile_mlx.verify.decisions import Decisions, turns
+from metile_mlx.verify.reading import Access, Unreadable, differences
 from metile_mlx.verify.thread_reader import thread_reader
 from metile_mlx.verify.thread_values import ThreadValues
+from metile_mlx.verify.tile_reader import TileReader
 from tests.mutation.editing import MEMORY
 from tests.mutation.judge import Trial
 from tests.mutation.operators import is_barrier, scratch_of
@@ -112,15 +113,18 @@ def reads_alike(trial: Trial) -> bool:
     """Read with numbers that stand for values, both programs access the same places with the same
     values: what was damaged is equal elsewhere, or goes to lanes that nobody asks."""
     mutant, snapshot = trial.mutant, trial.snapshot
-    if snapshot.stage is not Stage.THREAD or mutant.passed or mutant.kept is not None:
+    if snapshot.stage < Stage.PLANNED or mutant.passed or mutant.kept is not None:
         return False
-    if any(examine(mutant.func, Stage.THREAD, None, EMULATOR).values()):
+    if any(examine(mutant.func, snapshot.stage, None, EMULATOR).values()):
         return False
-    before = next(s.before for s in trial.program.snapshots if s.stage is Stage.THREAD)
+    if snapshot.stage is Stage.THREAD:
+        before = next(s.before for s in trial.program.snapshots if s.stage is Stage.THREAD)
+    else:
+        before = snapshot.func
     try:
         for turn in range(turns(before)):
             was, now = (
-                thread_reader(func, before, turn, exact=True).accesses
+                _accesses(func, before, snapshot.stage, turn)
                 for func in (snapshot.func, mutant.func)
             )
             if differences(was, now) or differences(now, was):
@@ -128,6 +132,14 @@ def reads_alike(trial: Trial) -> bool:
     except (Unreadable, ValueError):
         return False
     return True
+
+
+def _accesses(func: Func, before: Func, stage: Stage, turn: int) -> list[Access]:
+    if stage is Stage.THREAD:
+        return thread_reader(func, before, turn, exact=True).accesses
+    reader = TileReader(func, 32, Decisions(before, turn), frozenset())
+    reader.run()
+    return reader.accesses
 
 
 def nothing_depends_on_it(trial: Trial) -> bool:
