@@ -72,14 +72,18 @@ def test_the_sample_has_each_size_at_each_place() -> None:
         assert {each[place] for each in shapes()} == set(SIZES)
 
 
-Case = tuple[tuple[int, int, int], mx.Dtype, str, bool, bool]
+Case = tuple[tuple[int, int, int], mx.Dtype, Schedule, bool, bool]
+SCHEDULES = (
+    *(Schedule(staging=staging) for staging in STAGINGS),
+    Schedule(staging="threadgroup", double_buffer=True),
+)
 
 
 def cases() -> list[Case]:
     """Each shape with a dtype, staging and storage of its own in turn; all of them in full."""
     ways = [
-        (dtype, staging, *turned)
-        for staging in STAGINGS
+        (dtype, schedule, *turned)
+        for schedule in SCHEDULES
         for dtype in DTYPES
         for turned in ((False, False), (True, False), (False, True))
     ]
@@ -90,7 +94,7 @@ def cases() -> list[Case]:
 
 def dispatch(case: Case, backend: str, tile: tuple[int, int, int] = TILE) -> tuple[Any, Matrix]:
     """A launch, and what it has to give."""
-    (m, n, k), dtype, staging, turned_a, turned_b = case
+    (m, n, k), dtype, schedule, turned_a, turned_b = case
     a, b = whole(dtype, 2, m, k), whole(dtype, 2, k, n)
     expected = rounded(numbers(a) @ numbers(b), dtype)
     given = [
@@ -100,7 +104,7 @@ def dispatch(case: Case, backend: str, tile: tuple[int, int, int] = TILE) -> tup
     args = (*given, metile.empty((2, m, n), dtype), 2, m, n, k, m * k, k * n)
     options = constexprs(tile, TURNED_A=turned_a, TURNED_B=turned_b)
     prepared = matmul[grid(m, n, tile, 2)].prepare(
-        *args, **options, backend=backend, schedule=Schedule(staging=staging)
+        *args, **options, backend=backend, schedule=schedule
     )
     return (prepared, args), expected
 
