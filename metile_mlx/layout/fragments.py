@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from metile_mlx.errors import UnsupportedError
 from metile_mlx.layout.operand import OperandLayout
-from metile_mlx.layout.thread_layout import ThreadLayout
-from metile_mlx.target import MAX_THREADS, SIMD_WIDTH
+from metile_mlx.layout.thread_layout import ELEMENTS_PER_THREAD, ThreadLayout
+from metile_mlx.target import LANE_BITS, MAX_THREADS, SIMD_WIDTH
 
 EDGE = 8
 """Rows and columns of a fragment."""
@@ -28,11 +28,10 @@ EDGE = 8
 MAX_EDGE = 128
 """Rows or columns of a tile of a product (SPEC K6)."""
 
-MAX_REGISTERS = 32
+MAX_REGISTERS = ELEMENTS_PER_THREAD[-1]
 """Values of one tile in one thread (SPEC L4)."""
 
 _COLUMN_LANES, _ROW_LANES = (0, 3), (1, 2, 4)
-_LANE_BITS = 5
 _EDGE_BITS = 3
 
 
@@ -82,7 +81,7 @@ class Product:
         `below`: bits of the simdgroup, lowest first, that choose nothing.
         """
         width, height = _bits(columns), _bits(rows)
-        lanes = [0] * _LANE_BITS
+        lanes = [0] * LANE_BITS
         for bit, lane in enumerate(_COLUMN_LANES, start=1):
             lanes[lane] = 1 << bit
         for bit, lane in enumerate(_ROW_LANES):
@@ -90,7 +89,7 @@ class Product:
         top_n = range(width - _bits(groups_n), width)
         top_m = range(height - _bits(groups_m), height)
         groups = [0] * below + [1 << b for b in top_n] + [1 << (width + b) for b in top_m]
-        groups += [0] * (_bits(self.threads) - _LANE_BITS - len(groups))
+        groups += [0] * (_bits(self.threads) - LANE_BITS - len(groups))
         registers = [1]
         registers += [1 << b for b in range(_EDGE_BITS, top_n.start)]
         registers += [1 << (width + b) for b in range(_EDGE_BITS, top_m.start)]

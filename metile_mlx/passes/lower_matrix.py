@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from metile_mlx.dtypes import i32
 from metile_mlx.ir import matrix
 from metile_mlx.ir.core import Value
@@ -16,9 +18,7 @@ def _coordinate(low: Lowering, item: matrix.Coordinate) -> Lowered:
     assert isinstance(item.result.type, TileType)
     layout = item.result.type.layout
     assert layout is not None
-    behind = 1
-    for extent in item.shape[item.axis + 1 :]:
-        behind *= extent
+    behind = prod(item.shape[item.axis + 1 :])
     shift, last = behind.bit_length() - 1, item.shape[item.axis] - 1
     found = []
     for register in range(layout.elements_per_thread):

@@ -23,8 +23,7 @@ from metile_mlx.ir.core import Effect, Func, Op, Value, definitions, walk
 from metile_mlx.ir.lanes import DECLARED
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.matrix import Dot
-from metile_mlx.ir.permute import Permute
-from metile_mlx.ir.tile import Constant, Convert, If, Load, Reduce, Tensor
+from metile_mlx.ir.tile import Constant, If, Load, Reduce, Tensor
 from metile_mlx.ir.types import TileType
 from metile_mlx.layout.fragments import MAX_REGISTERS, Product, copy_layout, products
 from metile_mlx.layout.operand import Layout
@@ -93,9 +92,9 @@ def assign(func: Func, ctx: Context) -> MatrixOwners | None:
 def _in_order(func: Func, dots: list[Dot], sizes: Mapping[Value, int]) -> MatrixOwners:
     """Each tile row-major over the slots of as many threads as there can be.
 
-    Where nothing else passes from thread to thread they are turns of a loop: one per element.
+    Where nothing is reduced over threads they are turns of a loop: one per element.
     """
-    passes = any(isinstance(item, Convert | Permute | Reduce) for item in walk(func.body))
+    passes = any(isinstance(item, Reduce) for item in walk(func.body))
     threads = min(MAX_THREADS if passes else MAX_TILE, *sizes.values())
     if threads < SIMD_WIDTH:
         smallest = min(sizes, key=sizes.__getitem__)
@@ -197,12 +196,10 @@ class _Fragments:
 
     def shared(self, each: _Class) -> ThreadLayout:
         """All threads hold it together, neighbours in memory side by side."""
-        value = each.tiles[0]
+        value, size = each.tiles[0], self.sizes[each.tiles[0]]
         shaped = [tile for tile in each.tiles if len(_shape(tile)) == 2]
-        if not shaped or self.sizes[value] < self.threads:
-            return _identity(value, self.sizes[value], self.threads)
-        if self.sizes[value] > self.threads * MAX_REGISTERS:
-            return _identity(value, self.sizes[value], self.threads)
+        if not shaped or not self.threads <= size <= self.threads * MAX_REGISTERS:
+            return _identity(value, size, self.threads)
         rows, columns = _shape(shaped[0])
         return copy_layout((rows, columns), self.threads, self.along(each))
 
@@ -277,8 +274,6 @@ def _together(item: Op) -> Iterator[tuple[Value, ...]]:
     match item:
         case Dot():
             yield (item.acc, item.result)
-        case Convert():
-            return
         case For():
             yield from zip(item.inits, item.carried, item.yields, item.results, strict=True)
         case If():
