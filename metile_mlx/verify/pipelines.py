@@ -232,8 +232,9 @@ def _asks(
     test = made_by.get(branch.condition)
     start, end = (planned.get(value) for value in (item.start, item.end))
     if isinstance(test, metal.Constant):
-        known = isinstance(start, tile.Constant) and isinstance(end, tile.Constant)
-        return known and bool(test.value) == (start.value < end.value)  # type: ignore[union-attr]
+        if not isinstance(start, tile.Constant) or not isinstance(end, tile.Constant):
+            return False
+        return bool(test.value) == (start.value < end.value)
     loops = [i for i in branch.then.ops if isinstance(i, ThreadFor) and i.loc == item.loc]
     if not isinstance(test, metal.Compare) or test.kind is not CompareKind.LT or not loops:
         return False
@@ -246,5 +247,6 @@ def _asks(
     second = made_by.get(loop.start)
     if isinstance(second, metal.Select):
         second = made_by.get(second.on_true)
-    steps = isinstance(second, metal.Binary) and second.kind is BinaryKind.ADD
-    return steps and {second.lhs, second.rhs} == {test.lhs, loop.step}  # type: ignore[union-attr]
+    if not isinstance(second, metal.Binary) or second.kind is not BinaryKind.ADD:
+        return False
+    return {second.lhs, second.rhs} == {test.lhs, loop.step}
