@@ -186,14 +186,17 @@ def _nanobind_source() -> Path:
 
 def _check(path: Path) -> None:
     """Imports the module in another process. Raises BackendError where that process fails."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    folders = [os.path.abspath(p) for p in sys.path if p]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     done = subprocess.run(
-        [sys.executable, "-c", CHECK, NAME, str(path)],
+        [sys.executable, "-c", CHECK, NAME, str(path.absolute())],
         capture_output=True,
         text=True,
         errors="replace",
         check=False,
         env=environment,
+        # `-c` looks for modules here first: not where a user may keep an mlx.py.
+        cwd=path.parent,
     )
     if not done.returncode:
         return

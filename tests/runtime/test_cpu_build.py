@@ -226,6 +226,16 @@ def test_a_module_that_fails_to_import_gives_its_reason(
     assert "a process that imported it failed: SystemError" in reason
 
 
+def test_files_of_the_present_folder_do_not_stand_for_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script may be started in a folder with an mlx.py that it does not import."""
+    module = cpu_module._built(toolchain.find())
+    (tmp_path / "mlx.py").write_text("raise AssertionError")
+    monkeypatch.chdir(tmp_path)
+    cpu_module._check(module)
+
+
 def test_a_module_that_does_not_compile_gives_the_message(
     fresh_module: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
