@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import emulated, left_out, profile, simulated_metal, timing, tried
+from tests.support import emulated, left_out, mlx_jit, profile, simulated_metal, timing, tried
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).resolve().parent / "golden"
@@ -22,6 +22,7 @@ for _name in [n for n in os.environ if n.startswith("METILE_")]:
 os.environ["METILE_VERIFY"] = "full"
 # Thousands of generated kernels don't belong in the cache of whoever runs the tests.
 os.environ.setdefault("METILE_CACHE_DIR", str(ROOT / "build" / "test-cache"))
+mlx_jit.redirect(ROOT / "build" / "test-mlx")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,7 +87,10 @@ class Failures:
 def pytest_sessionstart(session: pytest.Session) -> None:
     terminal = session.config.pluginmanager.getplugin("terminalreporter")
     # Processes of pytest-xdist have a terminal too, which nobody sees.
-    if terminal is not None and not hasattr(session.config, "workerinput"):
+    if hasattr(session.config, "workerinput"):
+        return
+    mlx_jit.precompile()
+    if terminal is not None:
         session.config.pluginmanager.register(Failures(terminal))
 
 
