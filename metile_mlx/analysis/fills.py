@@ -6,14 +6,14 @@ That is what a sum ignores, but no maximum does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from metile_mlx.analysis.affine_forms import Form, affine_forms
 from metile_mlx.errors import CompileError
 from metile_mlx.ir import tile
 from metile_mlx.ir.arith import CombineKind
 from metile_mlx.ir.core import Func, Op, Value, definitions, walk
-from metile_mlx.ir.lanes import Shared
+from metile_mlx.ir.lanes import LaneReduce, Shared
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.matrix import Dot
 
@@ -30,21 +30,24 @@ def check_fills(func: Func) -> None:
     extremes = [
         item
         for item in walk(func.body)
-        if isinstance(item, tile.Reduce) and item.kind is not CombineKind.SUM
+        if isinstance(item, tile.Reduce | LaneReduce) and item.kind is not CombineKind.SUM
     ]
     if not extremes:
         return
     made_by = definitions(func)
     for loop in (item for item in walk(func.body) if isinstance(item, For)):
         made_by.update(dict.fromkeys(loop.carried, loop))
+    held: dict[Value, list[Value]] = {}
+    for store in (item for item in walk(func.body) if isinstance(item, tile.Store)):
+        held.setdefault(store.tensor, []).append(store.value)
     forms = affine_forms(func)
     for item in extremes:
-        for load in _loads(item.src, made_by):
+        for load in _loads(item.src, made_by, held):
             if load.fill is None and _leaves_out(load, made_by, forms):
                 _refuse(item, load)
 
 
-def _refuse(item: tile.Reduce, load: tile.Load) -> None:
+def _refuse(item: tile.Reduce | LaneReduce, load: tile.Load) -> None:
     # It may be a part of argmax, too.
     is_max = item.kind is CombineKind.MAX
     kind, best = ("maximum", "-math.inf") if is_max else ("minimum", "math.inf")
@@ -56,8 +59,13 @@ def _refuse(item: tile.Reduce, load: tile.Load) -> None:
     )
 
 
-def _loads(value: Value, made_by: Mapping[Value, Op]) -> Iterator[tile.Load]:
-    """The loads whose elements go into `value`; a sum or product gives numbers of its own."""
+def _loads(
+    value: Value, made_by: Mapping[Value, Op], held: Mapping[Value, Iterable[Value]]
+) -> Iterator[tile.Load]:
+    """The loads whose elements go into `value`; a sum or product gives numbers of its own.
+
+    `held`: what is stored to each tensor, since threadgroup memory hands it on.
+    """
     seen: set[Value] = set()
     pending = [value]
     while pending:
@@ -73,7 +81,9 @@ def _loads(value: Value, made_by: Mapping[Value, Op]) -> Iterator[tile.Load]:
                     pending += [part[names.index(value)] for part in (item.inits, item.yields)]
             case tile.Load():
                 yield item
-            case tile.Reduce(kind=CombineKind.SUM):
+                if isinstance(made_by[item.tensor], Shared):
+                    pending += held.get(item.tensor, ())
+            case tile.Reduce(kind=CombineKind.SUM) | LaneReduce(kind=CombineKind.SUM):
                 pass
             case Dot():
                 pending.append(item.acc)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+from metile_mlx.dtypes import DType
 from metile_mlx.errors import CompileError, OwnershipError
 from metile_mlx.frontend.build import Build, Scope
 from metile_mlx.frontend.values import MISSING, Unbound, constant_key, describe, is_number
@@ -16,7 +17,7 @@ Side = tuple[Scope, Mapping[str, object]]
 
 
 def merge(
-    build: Build, condition: Value, names: Iterable[str], sides: list[Side], line: int
+    build: Build, condition: Value, names: Iterable[str], sides: Sequence[Side], line: int
 ) -> dict[str, object]:
     """Append the `tile.if` of two translated sides; what each name holds afterwards.
 
@@ -76,7 +77,7 @@ def _side(
         )
     tiles = [item.type for item in both if isinstance(item, Value) and _is_tile(item)]
     with build.inside(scope):
-        made = build.lift(value, build.common(*both))
+        made = build.lift(value, _common(build, both))
         shape = next((type_.shape for type_ in tiles if isinstance(type_, TileType)), None)
         if shape is None or _is_tile(made):
             if isinstance(made.type, TileType) and made.type.shape != shape:
@@ -88,6 +89,14 @@ def _side(
         if made.type != ScalarType(element(made)):
             raise CompileError(f"{name!r} is a tile or {describe(made)} after the `if`")
         return build.add(Splat(made, shape), name)
+
+
+def _common(build: Build, both: tuple[object, object]) -> DType:
+    """The dtype of a choice: one that has no arithmetic may be chosen, too."""
+    dtypes = {element(item) for item in both if isinstance(item, Value)}
+    if len(dtypes) == 1 and all(isinstance(item, Value) for item in both):
+        return dtypes.pop()
+    return build.common(*both)
 
 
 def _check_owners(name: str, left: Value, right: Value, line: int) -> None:

@@ -21,7 +21,7 @@ from metile_mlx.frontend.values import (
     represent,
 )
 from metile_mlx.ir.arith import element
-from metile_mlx.ir.core import Builder, Op, Value
+from metile_mlx.ir.core import Builder, Effect, Op, Value, walk
 from metile_mlx.ir.tile import Cast, Constant, Tensor
 from metile_mlx.ir.types import ScalarType
 
@@ -32,6 +32,10 @@ class Scope:
 
     builder: Builder
     constants: dict[tuple[str, DType], Value] = field(default_factory=dict)
+
+    def writes(self) -> bool:
+        """Whether an op of it writes memory or prints."""
+        return any(item.effect & Effect.WRITE for item in walk(self.builder.block()))
 
 
 @dataclass(frozen=True)
@@ -195,6 +199,11 @@ class Build:
         finally:
             self._scope = outer
             self.branches -= 1
+
+    def splice(self, scope: Scope) -> None:
+        """Append what was built in a nested block, so that it runs in any case."""
+        self.ops.extend(scope.builder.ops)
+        self._scope.constants.update(scope.constants)
 
     def constant(self, value: Number, dtype: DType) -> Value:
         """A number of `dtype`, built once per block.

@@ -61,7 +61,7 @@ INSTEAD = {
     "max": "use metile.maximum(a, b)",
     "min": "use metile.minimum(a, b)",
     "pow": "use x ** y",
-    "range": "make the bound a metile.constexpr parameter: loops over range() are unrolled",
+    "range": "use metile.tile_range, or make the bound a metile.constexpr: range() is unrolled",
     "sum": "use metile.sum",
 }
 

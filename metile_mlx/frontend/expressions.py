@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import difflib
+from collections.abc import Sequence
 from types import ModuleType
 from typing import ClassVar
 
 from metile_mlx.errors import CompileError, Loc, MetileError
-from metile_mlx.frontend.build import Build
+from metile_mlx.frontend.branches import merge
+from metile_mlx.frontend.build import Build, Scope
 from metile_mlx.frontend.calls import Inline, attribute_of, call_function
 from metile_mlx.frontend.definition import Definition, InlineFunction
 from metile_mlx.frontend.naming import infix
@@ -37,6 +39,9 @@ from metile_mlx.frontend.values import (
 from metile_mlx.ir.arith import BinaryKind
 from metile_mlx.ir.core import Value
 from metile_mlx.ir.tile import Binary, Select
+
+# A block that a condition decides on, its value, and the arrays that are stored to at its end.
+Way = tuple[Scope, object, dict[Value, Loc]]
 
 
 class Expressions:
@@ -224,11 +229,24 @@ class Expressions:
         return rhs if rhs is False else binary(self.build, AND, lhs, rhs)
 
     def _boolop(self, node: ast.BoolOp) -> object:
-        """Python's short circuit on constants; on uniform bool scalars both sides are computed."""
+        """Python's short circuit on constants; on uniform bool scalars both sides are computed.
+
+        One that writes memory, through an inline function, runs only where Python would run it.
+        """
         is_and = isinstance(node.op, ast.And)
         result: object = is_and
         for part in node.values:
-            value = self.value(part)
+            if isinstance(result, Value):
+                way = self._way(part)
+                if way[0].writes():
+                    result = self._decided(is_and, result, way, part)
+                    if result is not is_and and is_static(result):
+                        return result
+                    continue
+                self.build.splice(way[0])
+                value = way[1]
+            else:
+                value = self.value(part)
             if is_static(value):
                 if bool(value) is not is_and:
                     return value if is_static(result) else not is_and
@@ -237,33 +255,66 @@ class Expressions:
             result = self._join(is_and, result, value, part)
         return result
 
-    def _join(self, is_and: bool, left: object, right: object, part: ast.expr) -> Value | bool:
-        word = "and" if is_and else "or"
+    def _decided(self, is_and: bool, left: Value, way: Way, part: ast.expr) -> object:
+        """`left and right`, where `right` runs only if `left` leaves it open."""
+        scope, value, stored = way
+        with self.build.inside(scope):
+            right = self._truth(is_and, value, part)
+        with self.build.inside() as short:
+            pass
+        ways = [(scope, right, stored), (short, not is_and, self.build.tensors.stored)]
+        return self._branch(left, "and" if is_and else "or", ways if is_and else ways[::-1])
+
+    def _truth(self, is_and: bool, value: object, part: ast.expr) -> bool | Value:
         try:
-            condition = truth(self.build, right, f"`{word}`")
+            return truth(self.build, value, "`and`" if is_and else "`or`")
         except MetileError as error:
             error.loc = error.loc or self.loc(part)
             raise
+
+    def _join(self, is_and: bool, left: object, right: object, part: ast.expr) -> Value | bool:
+        condition = self._truth(is_and, right, part)
         if not isinstance(left, Value) or not isinstance(condition, Value):
             return condition
-        kind = BinaryKind.AND if is_and else BinaryKind.OR
+        kind, word = (BinaryKind.AND, "and") if is_and else (BinaryKind.OR, "or")
         return self.build.add(Binary(kind, left, condition), infix(word, left, condition))
 
     def _ifexp(self, node: ast.IfExp) -> object:
         condition = self.condition(node.test, "a conditional expression")
         if isinstance(condition, bool):
             return self.value(node.body if condition else node.orelse)
-        values = self.value(node.body), self.value(node.orelse)
-        for part, value in zip((node.body, node.orelse), values, strict=True):
+        ways = [self._way(part) for part in (node.body, node.orelse)]
+        for part, (_, value, _) in zip((node.body, node.orelse), ways, strict=True):
             if not is_number(value):
                 raise CompileError(
                     f"a conditional expression on a runtime value can't give {describe(value)}",
                     self.loc(part),
                     "both sides have to be tiles, scalars or numbers",
                 )
+        if any(scope.writes() for scope, _, _ in ways):
+            return self._branch(condition, "choice", ways)
+        for scope, _, _ in ways:
+            self.build.splice(scope)
+        values = tuple(value for _, value, _ in ways)
         dtype = self.build.common(*values)
         on_true, on_false = (self.build.lift(value, dtype) for value in values)
         return self.build.add(Select(condition, on_true, on_false), "choice")
+
+    def _way(self, node: ast.expr) -> Way:
+        """An expression that a runtime condition decides on, in a block of its own."""
+        tensors = self.build.tensors
+        before = dict(tensors.stored)
+        with self.build.inside() as scope:
+            value = self.value(node)
+        stored, tensors.stored = tensors.stored, before
+        return scope, value, stored
+
+    def _branch(self, condition: Value, name: str, ways: Sequence[Way]) -> object:
+        """The value of one of two ways, of which only that one runs."""
+        then, otherwise = ways
+        self.build.tensors.stored = {**otherwise[2], **then[2]}
+        sides = [(scope, {name: value}) for scope, value, _ in ways]
+        return merge(self.build, condition, (name,), sides, self.build.loc.line)[name]
 
     def _call(self, node: ast.Call) -> object:
         callee = self.value(node.func)

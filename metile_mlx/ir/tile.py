@@ -410,14 +410,18 @@ class Reduce(Op):
 
 @op("tile.if", Effect.PURE)
 class If(Op):
-    """A branch on a uniform bool scalar; both blocks end in Yield of the same types."""
+    """A branch on a uniform bool scalar; both blocks end in Yield of the same types.
+
+    Of two scalars one may be each thread's own: so is the result.
+    """
 
     condition: Value
     then: Block
     otherwise: Block
 
     def infer(self) -> tuple[Type, ...]:
-        return tuple(value.type for value in self.then.ops[-1].operands())
+        sides = (block.ops[-1].operands() for block in (self.then, self.otherwise))
+        return tuple(_either(a.type, b.type) for a, b in zip(*sides, strict=True))
 
     def verify(self) -> None:
         if self.condition.type != ScalarType(bool_):
@@ -425,6 +429,12 @@ class If(Op):
                 f"`if` needs a uniform bool scalar, got {self.condition.type}",
                 hint="use metile.where(condition, a, b), or mask= of load and store",
             )
+
+
+def _either(a: Type, b: Type) -> Type:
+    """The type of a value that is one of the two."""
+    is_own = isinstance(b, ScalarType) and not b.uniform
+    return b if is_own and isinstance(a, ScalarType) else a
 
 
 @op("tile.yield", Effect.TERMINATOR)

@@ -170,9 +170,7 @@ class _Structure:
             tuple(value.type for value in block.ops[-1].operands()) if block.ops else ()
             for block in (item.then, item.otherwise)
         )
-        alike = len(then) == len(otherwise) and (
-            then == otherwise or (isinstance(item, metal.If) and all(map(_alike, then, otherwise)))
-        )
+        alike = len(then) == len(otherwise) and all(map(_alike, then, otherwise))
         if not alike:
             self.add(item, f"branches yield {_list(then)} and {_list(otherwise)}, expected one")
 
@@ -197,7 +195,7 @@ class _Structure:
 
 
 def _alike(a: Type, b: Type) -> bool:
-    """Whether two values of one thread may be one: one of them may be uniform."""
+    """Whether one result may stand for both: of two scalars one may be each thread's own."""
     return fits(a, b) or fits(b, a)
 
 

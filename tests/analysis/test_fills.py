@@ -44,3 +44,22 @@ def test_only_what_is_at_the_place_of_the_result_counts(kernel: object) -> None:
     tile_ir(kernel, "f32*", "f32*", "i32", FIRST=True)
     with pytest.raises(CompileError, match="take part in the maximum of line"):
         tile_ir(kernel, "f32*", "f32*", "i32", FIRST=False)
+
+
+def of_lanes(x, y, n, FIRST: metile.constexpr):
+    """What lanes combine, or hand on through threadgroup memory."""
+    memory = metile.shared(64, metile.f32)
+    i = metile.arange(0, 64)
+    view = metile.tensor(x, shape=(n,))
+    memory.store(i, view.load(i, fill=-math.inf) if FIRST else view.load(i))
+    metile.barrier()
+    out = metile.tensor(y, shape=(64,), access="write")
+    out.store(i, metile.simd_sum(view.load(i)) + metile.simd_max(memory.load(i)))
+
+
+def test_the_maximum_of_a_simdgroup_counts_through_threadgroup_memory_too() -> None:
+    tile_ir(of_lanes, "f32*", "f32*", "i32", FIRST=True)
+    with pytest.raises(CompileError, match="take part in the maximum of line") as caught:
+        tile_ir(of_lanes, "f32*", "f32*", "i32", FIRST=False)
+    assert caught.value.loc is not None
+    assert "view.load(i, fill=-math.inf) if FIRST else view.load(i)" in caught.value.loc.text

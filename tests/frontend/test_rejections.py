@@ -388,7 +388,7 @@ the maximum of line 6
 > k.py:6:14: error: range() computes with compile-time constants, got `n`, a runtime i32
 >       for j in range(n):
 >                ^^^^^^^^
-> hint: make the bound a metile.constexpr parameter: loops over range() are unrolled
+> hint: use metile.tile_range, or make the bound a metile.constexpr: range() is unrolled
 """,
     "endless unrolling": """\
     for j in range(5000):

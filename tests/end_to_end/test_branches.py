@@ -1,0 +1,82 @@
+"""What runs under a runtime condition, and what its two ways leave (SPEC K5), on every backend."""
+
+# ruff: noqa: SIM108 (a branch is what is tested)
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+import metile_mlx as metile
+
+pytestmark = pytest.mark.usefixtures("gpu")
+
+
+@metile.inline
+def noted(out: metile.Tensor, at: int, value: int) -> metile.Scalar:
+    out.store(at, value)
+    return value > 0
+
+
+@metile.kernel
+def chosen(y, n):
+    """Each call stores to an element of its own: what Python would not call must not run."""
+    out = metile.tensor(y, shape=8, access="write")
+    one = noted(out, 0, 5) if n > 0 else noted(out, 1, 6)
+    both = n > 0 and noted(out, 2, 7)
+    either = n > 0 or noted(out, 3, 8)
+    none = n > 0 and noted(out, 4, -9) and noted(out, 5, 10)
+    out.store(6, metile.cast(one, metile.i32) + 2 * metile.cast(both, metile.i32))
+    out.store(7, metile.cast(either, metile.i32) + 2 * metile.cast(none, metile.i32))
+
+
+def test_what_python_would_not_evaluate_stores_nothing(backend: str) -> None:
+    """SPEC K5: a conditional expression, `and` and `or` over inline functions that store."""
+    out = metile.empty(8, mx.int32)
+    assert chosen[1](out, 1, backend=backend).tolist() == [5, 0, 7, 0, -9, 0, 3, 1]
+    assert chosen[1](out, 0, backend=backend).tolist() == [0, 6, 0, 8, 0, 0, 1, 1]
+
+
+@metile.kernel
+def own_on_one_side(y, n):
+    out = metile.tensor(y, shape=(2, 32), access="write")
+    t = metile.thread_id()
+    first, second = 3, 4
+    if n > 0:
+        first = t * 2
+    else:
+        second = t
+    out.store((0, t), first)
+    for _ in metile.tile_range(n):
+        if n > 1:
+            second += t
+    out.store((1, t), second)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_a_scalar_of_each_threads_own_on_one_side_only(n: int, backend: str) -> None:
+    made = own_on_one_side[1](metile.empty((2, 32), mx.int32), n, backend=backend)
+    threads = list(range(32))
+    assert made[0].tolist() == ([2 * t for t in threads] if n else [3] * 32)
+    expected = {0: threads, 1: [4] * 32, 2: [4 + 2 * t for t in threads]}
+    assert made[1].tolist() == expected[n]
+
+
+@metile.kernel
+def moved(x, y, n):
+    source = metile.tensor(x, shape=64)
+    i = metile.arange(0, 64)
+    value = source.load(i)
+    if n > 3:
+        other = value
+    else:
+        other = source.load(63 - i)
+    metile.tensor(y, shape=64, access="write").store(i, other)
+
+
+@pytest.mark.parametrize("dtype", [mx.int8, mx.uint16, mx.int64])
+def test_a_branch_may_choose_what_has_no_arithmetic(dtype: mx.Dtype, backend: str) -> None:
+    x = (mx.arange(64) - 32).astype(dtype)
+    out = metile.empty(64, dtype)
+    assert mx.array_equal(moved[1](x, out, 4, backend=backend), x)
+    assert mx.array_equal(moved[1](x, out, 3, backend=backend), x[::-1])
