@@ -7,11 +7,15 @@ the view's box. That is decided for indices that are affine in the program ids,
 
 with the part over the tile's lanes worked out exactly. All lanes of one program, but for those that
 a mask leaves out in every program, then hit a set of index vectors; when that set holds a whole box
-[0, e_0) x [0, e_1) x ..., and e_d is the coefficient of the axis that drives dimension d,
-neighbouring programs tile the dimension without a gap.
+of e_0 x e_1 x ... neighbours, and e_d is the coefficient of the axis that drives dimension d,
+neighbouring programs tile the dimension without a gap from the box's first index on.
 
 A loop whose bounds the host knows is one more axis: its index is start + step * k for k = 0, 1, ...
 and all its iterations are programs along it.
+
+So a store covers some stretch of each dimension of its view, and the offsets of these are a region
+of the output. An output is covered when the regions of its stores join to all of it
+(analysis/regions.py): stores need share neither loops nor views.
 
 Wrapping arithmetic is no hole: the index a program computes equals the affine value modulo 2**32
 (analysis/affine_forms.py), and an index in [0, extent) is below 2**31, so whenever the affine value
@@ -30,6 +34,7 @@ import numpy as np
 
 from metile_mlx.analysis.affine_forms import Form, Lanes, affine_forms
 from metile_mlx.analysis.lane_masks import Held, lanes_held
+from metile_mlx.analysis.regions import Region, joined
 from metile_mlx.analysis.views import (
     REMEMBERED,
     HostExpr,
@@ -53,27 +58,41 @@ Around: TypeAlias = "tuple[tuple[int, Trips], ...]"
 
 @dataclass(frozen=True)
 class Trips:
-    """A loop around a store: how often it runs."""
+    """A loop around a store: where it starts and how often it runs."""
 
-    start: int
+    start: HostExpr
     end: HostExpr
     step: int
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.start.names, *self.end.names)
+
+    def first(self, known: Mapping[str, int]) -> int:
+        return _wrapped(self.start, known)
+
     def count(self, known: Mapping[str, int]) -> int:
-        return len(range(self.start, self.end.evaluate(known), self.step))
+        return len(range(self.first(known), _wrapped(self.end, known), self.step))
+
+
+def _wrapped(number: HostExpr, known: Mapping[str, int]) -> int:
+    """The i32 a program computes: products wrap, and the host's do not."""
+    return ((number.evaluate(known) + 2**31) & 0xFFFFFFFF) - 2**31
 
 
 @dataclass(frozen=True)
 class Box:
-    """What each program of a group of stores covers: [0, extents[d]) from program_id * extents[d].
+    """What each program of a group of stores covers: extents[d] from firsts[d] on.
 
-    `axes[d]` is the grid axis that moves dimension d, or the number of a loop + 3, None where every
-    program covers it alike. `loops` are all loops around the stores, by that number.
+    `axes[d]` is the grid axis that moves dimension d by extents[d], or the number of a loop + 3,
+    None where every program covers it alike. `loops` are all loops around the stores, by that
+    number.
     """
 
     axes: tuple[int | None, ...]
     extents: tuple[int, ...]
-    loops: tuple[tuple[int, Trips], ...] = ()
+    firsts: tuple[int, ...]
+    loops: Around = ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +102,7 @@ class OutputCoverage:
     Attributes:
         param: the parameter's name.
         access: `write` or `read_write`.
-        candidates: boxes of stores, each with its view; any one may prove the output.
+        candidates: boxes of stores, each with its view; together they may prove the output.
         reasons: why other stores prove nothing, one text each.
     """
 
@@ -124,55 +143,76 @@ class OutputCoverage:
             return ""
         given = {n: v for n, v in zip(self._names, values, strict=True) if v is not None}
         known = with_grid(given, grid)
-        gaps = []
-        for view, box in self.candidates:
-            gap = _gap(view, box, known, grid, size)
-            if not gap:
-                return ""
-            gaps.append(gap)
-        return "; ".join(dict.fromkeys([*gaps, *self.reasons]))
+        found = [_covered(view, box, known, grid, size) for view, box in self.candidates]
+        regions = joined(region for _, region in found if region is not None)
+        if any(region.is_all(size) for region in regions):
+            return ""
+        return "; ".join(dict.fromkeys([*(gap for gap, _ in found), *self.reasons]))
 
 
-def _gap(view: View, box: Box, known: Mapping[str, int], grid: Grid, size: int) -> str:
+def _covered(
+    view: View, box: Box, known: Mapping[str, int], grid: Grid, size: int
+) -> tuple[str, Region | None]:
+    """Why the stores of a box are not all of the output, and what they are of it."""
     missing = [name for name in _names(view, box) if name not in known]
     if missing:
-        return f"the view depends on {missing[0]}, which is an MLX array in this call"
+        return f"the view depends on {missing[0]}, which is an MLX array in this call", None
     shape, strides = view.geometry(known)
-    if not _is_dense(shape, strides, size):
-        return f"the view of shape {shape} and strides {strides} is not all of {size} elements"
     if 0 in grid:
-        return "the grid is empty"
+        return "the grid is empty", None
     counts = {**dict(enumerate(grid)), **{axis: trips.count(known) for axis, trips in box.loops}}
     if 0 in counts.values():
-        return "a loop around the store runs no iteration"
-    for dimension, (axis, covered, extent) in enumerate(
-        zip(box.axes, box.extents, shape, strict=True)
-    ):
-        if axis is None and covered < extent:
-            return f"each program covers {covered} of {extent} along dimension {dimension}"
-        if axis is not None and counts[axis] * covered < extent:
-            what = f"programs along {AXES[axis]}" if axis < 3 else "iterations"
-            return (
-                f"{counts[axis]} {what} cover {counts[axis] * covered} of {extent} along dimension "
-                f"{dimension}"
-            )
-    return ""
+        return "a loop around the store runs no iteration", None
+    base, sides = 0, []
+    gap = ""
+    for dimension, (extent, stride) in enumerate(zip(shape, strides, strict=True)):
+        first, end = _stretch(box, dimension, known, counts)
+        gap = gap or _left_out(box.axes[dimension], counts, (first, end), extent, dimension)
+        first, end = max(first, 0), min(end, extent)
+        if first >= end:
+            return gap, None
+        base += first * stride
+        sides.append((stride, end - first))
+    region = Region.of(base, sides)
+    if not (gap or region.is_all(size)):
+        gap = f"the view of shape {shape} and strides {strides} is not all of {size} elements"
+    return gap, region
+
+
+def _stretch(
+    box: Box, dimension: int, known: Mapping[str, int], counts: Mapping[int, int]
+) -> tuple[int, int]:
+    """The indices [first, end) that all programs and iterations cover of a dimension."""
+    axis, extent, first = box.axes[dimension], box.extents[dimension], box.firsts[dimension]
+    if axis is None:
+        return first, first + extent
+    trips = dict(box.loops).get(axis)
+    if trips is not None:
+        first += extent // trips.step * trips.first(known)
+    return first, first + extent * counts[axis]
+
+
+def _left_out(
+    axis: int | None,
+    counts: Mapping[int, int],
+    stretch: tuple[int, int],
+    extent: int,
+    dimension: int,
+) -> str:
+    first, end = stretch
+    if first > 0:
+        return f"the first {min(first, extent)} of {extent} along dimension {dimension} are missed"
+    if end >= extent:
+        return ""
+    if axis is None:
+        return f"each program covers {end} of {extent} along dimension {dimension}"
+    what = f"programs along {AXES[axis]}" if axis < 3 else "iterations"
+    return f"{counts[axis]} {what} cover {end} of {extent} along dimension {dimension}"
 
 
 def _names(view: View, box: Box) -> tuple[str, ...]:
     """The numbers of a call that a proof needs."""
-    return (*view.names, *(name for _, trips in box.loops for name in trips.end.names))
-
-
-def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
-    """Whether the view's offsets are exactly 0, 1, ... size - 1, in any order of dimensions."""
-    step = 1
-    for stride, extent in sorted(zip(strides, shape, strict=True)):
-        if extent != 1:
-            if stride != step:
-                return False
-            step *= extent
-    return step == size
+    return (*view.names, *(name for _, trips in box.loops for name in trips.names))
 
 
 def coverage(func: Func) -> tuple[OutputCoverage, ...]:
@@ -214,7 +254,7 @@ def coverage(func: Func) -> tuple[OutputCoverage, ...]:
         for (view, steps, trips), parts in groups.items():
             box = _box(view, steps, np.concatenate(parts, axis=1), trips)
             if box is None:
-                reasons.append(f"the indices stored to {param.name} do not fill a box from index 0")
+                reasons.append(f"the indices stored to {param.name} do not fill a box")
             else:
                 candidates.append((view, box))
         found.append(OutputCoverage(param.name, access, tuple(candidates), tuple(reasons)))
@@ -244,9 +284,9 @@ def _trips(
         start, end, step = (
             host_number(value, defined, params) for value in (loop.start, loop.end, loop.step)
         )
-        if start is None or end is None or step is None or start.names or step.names:
+        if start is None or end is None or step is None or step.names:
             return f"is in the loop of line {loop.loc.line}, whose bounds the host does not know"
-        found.append((3 + loops.index(loop), Trips(start.factor, end, step.factor)))
+        found.append((3 + loops.index(loop), Trips(start, end, step.factor)))
     return tuple(found)
 
 
@@ -256,7 +296,7 @@ def _drive(
     trips: Mapping[int, Trips],
     held: Held | None,
 ) -> tuple[Drive, Lanes] | str:
-    """How program ids move the indices, and the index vectors of program 0, one a column."""
+    """How program ids move the indices, and program 0's index vectors, one a column."""
     if held is None:
         return "is masked"
     if not held.any():
@@ -273,13 +313,11 @@ def _drive(
         if moved and moved[0][1] < 0:
             what = f"program_id({moved[0][0]})" if moved[0][0] < 3 else "the index of its loop"
             return f"has an index {dimension} that falls as {what} rises"
-        part = form.part
         if moved and moved[0][0] >= 3:
             axis, step = moved[0]
-            part = part + step * trips[axis].start
             moved = [(axis, step * trips[axis].step)]
         drive.append(moved[0] if moved else None)
-        parts.append(part)
+        parts.append(form.part)
     axes = [step[0] for step in drive if step]
     if len(set(axes)) < len(axes):
         return "has one program id or loop in several indices"
@@ -288,24 +326,36 @@ def _drive(
 
 
 def _box(view: View, drive: Drive, vectors: Lanes, trips: Around) -> Box | None:
-    """The box from the origin that the index vectors (one a column) fill; None when it has gaps.
+    """The box that the index vectors (one a column) fill; None when it has gaps.
 
-    Dimensions that no axis moves must be filled up to their extent where that is a constant; up to
-    the largest index otherwise, and the call compares.
+    Where an axis moves a dimension the box is as long as its step, where none does it ends with the
+    largest index. It starts at the least index that is not negative, or at the least of all.
     """
+    least = [int(indices.min()) for indices in vectors]
+    return _filled(view, drive, vectors, trips, [max(first, 0) for first in least]) or _filled(
+        view, drive, vectors, trips, least
+    )
+
+
+def _filled(
+    view: View, drive: Drive, vectors: Lanes, trips: Around, firsts: Sequence[int]
+) -> Box | None:
+    """That box, from these indices on."""
     extents = []
-    for step, extent, indices in zip(drive, view.shape, vectors, strict=True):
+    for step, extent, indices, first in zip(drive, view.shape, vectors, firsts, strict=True):
+        end = int(indices.max()) + 1
         if step is not None:
             extents.append(step[1])
         else:
-            extents.append(int(indices.max()) + 1 if extent.names else extent.factor)
-    if min(extents, default=1) < 0 or prod(extents) > vectors.shape[1]:
+            extents.append((end if extent.names else min(end, extent.factor)) - first)
+    if min(extents, default=1) < 1 or prod(extents) > vectors.shape[1]:
         return None
     inside = np.ones(vectors.shape[1], np.bool_)
     place = np.zeros(vectors.shape[1], np.int64)
-    for indices, covered in zip(vectors, extents, strict=True):
-        inside &= (indices >= 0) & (indices < covered)
-        place = place * covered + indices
+    for indices, first, covered in zip(vectors, firsts, extents, strict=True):
+        inside &= (indices >= first) & (indices < first + covered)
+        place = place * covered + indices - first
     if not np.bincount(place[inside], minlength=prod(extents)).all():
         return None
-    return Box(tuple(step[0] if step else None for step in drive), tuple(extents), trips)
+    axes = tuple(step[0] if step else None for step in drive)
+    return Box(axes, tuple(extents), tuple(firsts), trips)

@@ -144,7 +144,7 @@ LEAVING: dict[str, tuple[Callable[[TileProgram, Value, Value], Value], str]] = {
         lambda p, row, column: p.op(
             BinaryKind.AND, p.compare(CompareKind.EQ, column, 0), p.compare(CompareKind.NE, row, 7)
         ),
-        "the indices stored to y do not fill a box from index 0",
+        "the indices stored to y do not fill a box",
     ),
     "columns that none has": (
         lambda p, row, column: p.compare(CompareKind.EQ, column, 32),
@@ -260,9 +260,18 @@ def test_a_ragged_last_tile_is_covered_and_a_gap_between_tiles_is_not() -> None:
         "3 programs along x cover 96 of 100 along dimension 0"
     )
     assert only(tiles_of(100, 33, 32)).explain({}, (4, 1, 1), 100) == (
-        "the indices stored to y do not fill a box from index 0"
+        "the indices stored to y do not fill a box"
     )
     assert only(tiles_of(100, 31, 32)).proven({}, (4, 1, 1), 100)
+
+
+def test_tiles_that_overlap_by_one_cover_as_far_as_their_last_index() -> None:
+    """Tiles of 32 in steps of 31, the first from -1 on: 4 of them end with index 123."""
+    p, y = filled((124,))
+    at = p.lanes(32, p.op(BinaryKind.SUB, p.op(BinaryKind.MUL, p.program_id(), 31), 1))
+    p.store(y, at, value=at)
+    assert only(p).proven({}, (4, 1, 1), 124)
+    assert not only(p).proven({}, (3, 1, 1), 124)
 
 
 def test_stores_that_fill_a_box_together_are_one_proof() -> None:
@@ -309,7 +318,7 @@ def test_wrapping_program_id_arithmetic_proves_only_what_does_not_wrap() -> None
     # (2**16 * 2**16) * pid is 0 * pid: no program id is left, and each program stores element 0.
     step = p.op(BinaryKind.MUL, p.op(BinaryKind.MUL, p.program_id(), 2**16), 2**16)
     p.store(y, step, value=p.number(1))
-    assert only(p).candidates == ()
+    assert only(p).explain({}, (8, 1, 1), 8) == "each program covers 1 of 8 along dimension 0"
     # (2**31 - 1 + 2) * pid wraps to -(2**31 - 1) * pid.
     p, y = filled((8,))
     step = p.op(BinaryKind.MUL, p.program_id(), 2**31 - 1)
@@ -471,8 +480,12 @@ def test_k7_a_loop_in_steps_of_the_tile_covers_each_row(n: int) -> None:
 
 LOOPS: dict[str, tuple[TileProgram, str]] = {
     "too few": (looped((0, 100, 64)), "2 iterations cover 128 of 200 along dimension 1"),
-    "a gap": (looped((0, "n", 65)), "do not fill a box from index 0"),
-    "from 64 on": (looped((64, "n", 64)), "do not fill a box from index 0"),
+    "a gap": (looped((0, "n", 65)), "do not fill a box"),
+    "from 64 on": (looped((64, "n", 64)), "the first 64 of 200 along dimension 1 are missed"),
+    "twice as far, from 32 on": (
+        looped((32, "n", 32), by=2),
+        "the first 64 of 200 along dimension 1 are missed",
+    ),
     "nothing": (looped((0, -5, 64)), "a loop around the store runs no iteration"),
     "backwards": (looped((0, "n", 64), by=-1), "falls as the index of its loop rises"),
 }
@@ -499,6 +512,22 @@ def test_k7_a_loop_that_the_index_does_not_follow_has_to_run_once() -> None:
     found = only(p)
     assert found.proven({"n": 1}, (1, 1, 1), 64)
     assert not found.proven({"n": 0}, (1, 1, 1), 64)
+
+
+def test_k7_a_loop_may_start_anywhere_where_the_index_makes_up_for_it() -> None:
+    p = TileProgram()
+    y = p.tensor("y", (100,), "write", dtype=i32)
+    lanes = p.lanes(64)
+    index = Value(ScalarType(i32), "i")
+    outer = p.begin()
+    p.store(y, p.op(BinaryKind.ADD, p.op(BinaryKind.SUB, index, 64), lanes), value=lanes)
+    body = replace(p.end(outer), args=(index,))
+    p.emit(For(p.number(64), p.scalar("n"), p.number(64), (), body))
+    found = only(p)
+    assert found.proven({"n": 129}, (1, 1, 1), 100)
+    assert found.explain({"n": 128}, (1, 1, 1), 100) == (
+        "1 iterations cover 64 of 100 along dimension 0"
+    )
 
 
 def test_k7_a_loop_over_computed_bounds_proves_nothing() -> None:
