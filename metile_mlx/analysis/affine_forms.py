@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from metile_mlx.dtypes import DType, i32, u32
 from metile_mlx.ir.arith import BinaryKind, UnaryKind
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
+from metile_mlx.ir.lanes import ThreadId
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.matrix import Coordinate
 from metile_mlx.ir.permute import Permute
@@ -68,25 +69,30 @@ Form: TypeAlias = "Affine | str"
 """An affine form, or what the value depends on that is none: text for a sentence."""
 
 
-def affine_forms(func: Func) -> dict[Value, Form]:
-    """The form of every value of a kernel's body and loops; branches are not followed."""
+def affine_forms(func: Func, threads: int = 0) -> dict[Value, Form]:
+    """The form of every value of a kernel's body and loops; branches are not followed.
+
+    With `threads` a thread's number is what it is in each of them, as in a tile of that size.
+    """
     forms: dict[Value, Form] = {
         param: f"the scalar parameter {param.name}"
         for param in func.params
         if isinstance(param.type, ScalarType)
     }
     loops = [op for op in walk(func.body) if isinstance(op, For)]
-    _block(func.body, forms, {loop: number for number, loop in enumerate(loops)})
+    _block(func.body, forms, {loop: number for number, loop in enumerate(loops)}, threads)
     return forms
 
 
-def _block(block: Block, forms: dict[Value, Form], loops: Mapping[For, int]) -> None:
+def _block(block: Block, forms: dict[Value, Form], loops: Mapping[For, int], threads: int) -> None:
     for op in block.ops:
         if isinstance(op, For):
             forms[op.index] = _make(i32, _number(0), [0] * (3 + loops[op]) + [1])
             forms.update((arg, f"{arg.name}, which a loop carries") for arg in op.carried)
-            _block(op.body, forms, loops)
-        if len(op.results) == 1 and isinstance(op.result.type, (ScalarType, TileType)):
+            _block(op.body, forms, loops, threads)
+        if threads and isinstance(op, ThreadId):
+            forms[op.result] = _make(i32, np.arange(threads, dtype=np.int64))
+        elif len(op.results) == 1 and isinstance(op.result.type, (ScalarType, TileType)):
             rule = _RULES.get(type(op))
             known = op.result.type.dtype in FOLLOWED
             forms[op.result] = rule(op, forms) if rule and known else f"the result of {op.opcode}"

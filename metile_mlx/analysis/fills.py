@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from metile_mlx.analysis.affine_forms import Form, affine_forms
+from metile_mlx.analysis.affine_forms import Affine, Form, affine_forms
 from metile_mlx.errors import CompileError
 from metile_mlx.ir import tile
-from metile_mlx.ir.arith import CombineKind
+from metile_mlx.ir.arith import BinaryKind, CombineKind
 from metile_mlx.ir.core import Func, Op, Value, definitions, walk
-from metile_mlx.ir.lanes import LaneReduce, Shared
+from metile_mlx.ir.lanes import LaneReduce, Shared, threads_of
 from metile_mlx.ir.loops import For
 from metile_mlx.ir.matrix import Dot
 
@@ -22,7 +22,8 @@ def check_fills(func: Func) -> None:
     """Refuse a maximum or minimum over a load without fill that may leave lanes out.
 
     A load is known to leave none out where it has no mask and each index lies within a constant
-    extent, or is the program id along an axis of the grid that is the extent.
+    extent (of what is data, by a constant mask or remainder), or is the program id along an axis of
+    the grid that is the extent.
 
     Raises:
         CompileError: at the load.
@@ -40,7 +41,7 @@ def check_fills(func: Func) -> None:
     held: dict[Value, list[Value]] = {}
     for store in (item for item in walk(func.body) if isinstance(item, tile.Store)):
         held.setdefault(store.tensor, []).append(store.value)
-    forms = affine_forms(func)
+    forms = affine_forms(func, threads_of(func))
     for item in extremes:
         for load in _loads(item.src, made_by, held):
             if load.fill is None and _leaves_out(load, made_by, forms):
@@ -117,8 +118,22 @@ def _within(
     size = None if isinstance(extent, int) else made_by.get(extent)
     if isinstance(here, tile.ProgramId) and isinstance(size, tile.NumPrograms):
         return here.axis == size.axis
-    form = forms.get(index)
-    if form is None or isinstance(form, str) or not form.is_fixed:
-        return False
     known = size.value if isinstance(size, tile.Constant) else extent
-    return isinstance(known, int) and bool(form.part.min() >= 0 and form.part.max() < known)
+    largest = _largest(index, made_by, forms)
+    return isinstance(known, int) and largest is not None and largest < known
+
+
+def _largest(index: Value, made_by: Mapping[Value, Op], forms: Mapping[Value, Form]) -> int | None:
+    """An index that is never negative: what it is at most; None where that is not known."""
+    form = forms.get(index)
+    if isinstance(form, Affine) and form.is_fixed:
+        return int(form.part.max()) if form.part.min() >= 0 else None
+    match made_by.get(index):
+        case tile.Splat(src=source) | tile.Reshape(src=source):
+            return _largest(source, made_by, forms)
+        case tile.Binary(kind=BinaryKind.AND | BinaryKind.MOD as kind, rhs=rhs):
+            by = forms.get(rhs)
+            number = int(by.part[0]) if isinstance(by, Affine) and by.is_number else 0
+            return number - (kind is BinaryKind.MOD) if number > 0 else None
+        case _:
+            return None

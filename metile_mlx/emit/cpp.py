@@ -279,13 +279,14 @@ class _Cpp(CppRows):
     def write(self, item: Op) -> None:
         if self.in_row.intersection(item.results):
             return
-        if isinstance(item, ThreadIndex):
+        is_kept = self._segment is not None and not self._segment.kept.isdisjoint(item.results)
+        if isinstance(item, ThreadIndex) and not is_kept:
             self._folded[item.result] = "thread"
-        elif self._is_masked_index(item):
+        elif self._is_masked_index(item) and not is_kept:
             # The variable is unsigned; of an i32, what compares or divides has to be signed.
             is_own = element(item.result) == u32
             self._folded[item.result] = "thread" if is_own else f"{self.type(i32)}(thread)"
-        elif isinstance(item, Binary) and (behind := self._behind(item)):
+        elif isinstance(item, Binary) and not is_kept and (behind := self._behind(item)):
             self._folded[item.result] = f"(thread + {behind}u)"
         elif self.offsets.is_offset(item) and (text := self._offset(item)):
             self._folded[item.result] = text
@@ -318,11 +319,8 @@ class _Cpp(CppRows):
         return f"metile_{helper}({array}{' + group' if spans and not item.uniform else ''})"
 
     def _behind(self, item: Binary) -> int | None:
-        """How far a u32 lies behind the thread index, where it is not kept."""
-        is_kept = self._segment is not None and item.result in self._segment.kept
-        if is_kept or element(item.result) != u32:
-            return None
-        return self.plan.tables.behind(item.result)
+        """How far a u32 lies behind the thread index."""
+        return self.plan.tables.behind(item.result) if element(item.result) == u32 else None
 
     def array(self, value: Value) -> tuple[str, bool]:
         """The array a value is kept in, and whether it spans all threads."""

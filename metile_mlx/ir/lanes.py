@@ -13,8 +13,15 @@ from metile_mlx.dtypes import DType, i32
 from metile_mlx.errors import CompileError
 from metile_mlx.ir import metal
 from metile_mlx.ir.arith import REDUCED, CombineKind, element
-from metile_mlx.ir.core import Effect, Op, Value, op
+from metile_mlx.ir.core import Effect, Func, Op, Value, op, walk
 from metile_mlx.ir.types import ScalarType, TensorType, TileType, Type
+from metile_mlx.target import SIMD_WIDTH
+
+
+def threads_of(func: Func) -> int:
+    """Of a kernel without stated layouts: one for each element of a tile, else one simdgroup."""
+    types = (value.type for item in walk(func.body) for value in item.results)
+    return next((type_.size for type_ in types if isinstance(type_, TileType)), SIMD_WIDTH)
 
 
 def _own(src: Value, dtype: DType) -> Type:

@@ -11,12 +11,11 @@ from metile_mlx.analysis.views import with_grid
 from metile_mlx.dtypes import DType
 from metile_mlx.ir.arith import element
 from metile_mlx.ir.core import Block, Effect, Func, Op, Value, definitions, walk
+from metile_mlx.ir.lanes import threads_of
 from metile_mlx.ir.tile import ProgramId
-from metile_mlx.ir.types import TileType
 from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.runtime.optional import mx
 from metile_mlx.runtime.reference_ops import Number
-from metile_mlx.target import SIMD_WIDTH
 
 Shape: TypeAlias = "tuple[int, ...]"
 # A value's array, its Python number, and whether it is fixed, untraced, lazy.
@@ -32,12 +31,6 @@ class View:
     strides: tuple[int | mx.array, ...]
     index: Any
     whole: bool = False
-
-
-def _threads(func: Func) -> int:
-    """Of a kernel without stated layouts: one for each element of a tile, else one simdgroup."""
-    types = (value.type for item in walk(func.body) for value in item.results)
-    return next((type_.size for type_ in types if isinstance(type_, TileType)), SIMD_WIDTH)
 
 
 def _lengthened(array: mx.array) -> mx.array:
@@ -70,7 +63,7 @@ class Programs:
     ) -> None:
         self.grid = grid
         self.count = prod(grid)
-        self.threads = _threads(func)
+        self.threads = threads_of(func)
         self.defined = definitions(func)
         self.params = frozenset(func.params)
         self.integers = with_grid({n: v for n, v in scalars.items() if isinstance(v, int)}, grid)

@@ -63,3 +63,22 @@ def test_the_maximum_of_a_simdgroup_counts_through_threadgroup_memory_too() -> N
         tile_ir(of_lanes, "f32*", "f32*", "i32", FIRST=False)
     assert caught.value.loc is not None
     assert "view.load(i, fill=-math.inf) if FIRST else view.load(i)" in caught.value.loc.text
+
+
+def wrapped_round(x, y, n, COUNT: metile.constexpr):
+    """Indices that are data, or each thread's own, and within a constant extent all the same."""
+    memory = metile.shared(COUNT, metile.f32)
+    i, t = metile.arange(0, 64), metile.thread_id()
+    view = metile.tensor(x, shape=(COUNT,))
+    at = metile.cast(view.load(i % COUNT), metile.i32)
+    memory.store(t, view.load((at + n) % COUNT))
+    metile.barrier()
+    own = memory.load(63 - t)
+    out = metile.tensor(y, shape=(64,), access="write")
+    out.store(i, metile.max(own + view.load(at & (COUNT - 1))))
+
+
+def test_indices_within_a_constant_extent_need_no_fill() -> None:
+    tile_ir(wrapped_round, "f32*", "f32*", "i32", COUNT=64)
+    with pytest.raises(CompileError, match="take part in the maximum of line"):
+        tile_ir(wrapped_round, "f32*", "f32*", "i32", COUNT=60)
