@@ -3,15 +3,17 @@ links lead somewhere, and what it lists is all there is."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 import metile_mlx as metile
 from metile_mlx import doctor
+from metile_mlx.frontend import language
 from tests.support import docs, profile
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,6 +114,51 @@ def test_every_public_name_is_in_the_documentation() -> None:
     said = "\n".join(TEXTS.values())
     missing = [n for n in metile.__all__ if not re.search(rf"\bmetile\.{n}(?!\w)", said)]
     assert not missing
+
+
+def example(name: str) -> str:
+    """The code of a document."""
+    return docs.as_module(TEXTS[ROOT / "docs" / name])
+
+
+# What a kernel or a call gives, and what nobody writes by name.
+GIVEN = {
+    "Autotuned", "DType", "Dispatch", "Empty", "ExecutionReport", "Kernel", "Launcher",
+    "PatchReport", "Pointer", "Tensor", "TuningReport", "VerificationError",
+}  # fmt: skip
+
+
+def test_k9_every_public_name_is_in_an_example() -> None:
+    """Those of the language in language.md or layouts.md."""
+
+    def missing(names: Iterable[str], code: str) -> set[str]:
+        return {n for n in names if not re.search(rf"\bmetile\.{n}(?!\w)", code)}
+
+    of_kernels = {n for n in metile.__all__ if hasattr(language, n)} - GIVEN
+    assert len(of_kernels) > 60
+    assert not missing(of_kernels, example("language.md") + example("layouts.md"))
+    every = "\n".join(map(docs.as_module, TEXTS.values()))
+    assert not missing(set(metile.__all__) - of_kernels - GIVEN, every)
+    layers = [name for name in metile.nn.__all__ if name not in metile.__all__]
+    assert not missing([rf"nn\.{name}" for name in layers], every)
+
+
+CONSTRUCTS = {
+    "Add", "Sub", "Mult", "Div", "FloorDiv", "Mod", "Pow", "LShift", "RShift", "BitAnd", "BitOr",
+    "BitXor", "Invert", "USub", "UAdd", "Eq", "NotEq", "Lt", "LtE", "Gt", "GtE", "And", "Or", "Not",
+    "For", "If", "IfExp", "Break", "Continue", "Return", "Assert", "AugAssign", "Tuple",
+}  # fmt: skip
+
+
+def test_k3_k5_every_construct_is_in_an_example() -> None:
+    """Of Python's syntax, in what language.md decorates as kernels and inline functions."""
+    found = {
+        type(node).__name__
+        for function in ast.walk(ast.parse(example("language.md")))
+        if isinstance(function, ast.FunctionDef) and function.decorator_list
+        for node in ast.walk(function)
+    }
+    assert not CONSTRUCTS - found
 
 
 def test_names_in_the_documentation_exist() -> None:
