@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import threading
 from collections.abc import Callable
@@ -15,6 +16,8 @@ import pytest
 import metile_mlx as metile
 from metile_mlx.autotune import _gpu
 
+# `metile.autotune` is the function.
+autotune = importlib.import_module("metile_mlx.autotune")
 N = 300
 CONFIGS = [{"BLOCK": 32}, {"BLOCK": 64}, {"BLOCK": 128}]
 
@@ -188,6 +191,36 @@ def test_choices_outlive_the_process(clock: Clock, tmp_path: Path) -> None:
         tuned_by(clock)[grid](data(), metile.empty(N, mx.float32), N, 0.5)
         assert len(clock.launches) == 16, damage
     assert json.loads(kept.read_text(encoding="utf-8"))["chosen"] == "BLOCK=64"
+
+
+def test_a_choice_holds_for_its_device_versions_and_text(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each change is measured anew, and the first choice is still there afterwards."""
+
+    @metile.kernel
+    def scaled(x, out, n, by: float, BLOCK: metile.constexpr, WRONG: metile.constexpr = 0):
+        i = metile.program_id(0) * BLOCK + metile.arange(0, BLOCK)
+        value = metile.tensor(x, shape=n).load(i) * by * 1.0
+        metile.tensor(out, shape=n, access="write").store(i, value)
+
+    def launches(kernel: metile.Kernel) -> int:
+        clock.launches.clear()
+        tuned = metile.autotune(CONFIGS, clock=clock, rounds=3)(kernel)
+        tuned[grid](data(), metile.empty(N, mx.float32), N, 0.5)
+        return len(clock.launches)
+
+    original = globals()["scaled"]
+    assert launches(original) == 16
+    assert launches(scaled) == 16
+    with monkeypatch.context() as patch:
+        patch.setattr(autotune, "_device", lambda backend: "another")
+        assert launches(original) == 16
+    with monkeypatch.context() as patch:
+        patch.setattr(autotune, "versions", lambda: {"mlx": "0.0", "metile-mlx": "0.0"})
+        assert launches(original) == 16
+    assert launches(original) == launches(scaled) == 1
+    assert len(list((tmp_path / "cache").glob("tuned-*.json"))) == 4
 
 
 @pytest.mark.parametrize("mode", [0o777, None])

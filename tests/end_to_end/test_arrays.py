@@ -147,6 +147,24 @@ def test_three_grid_axes(backend: str) -> None:
 
 
 @metile.kernel
+def numbered(y, nx, ny):
+    """Each program stores its number, from 1 on, in all of its elements."""
+    target = metile.tensor(y, shape=(ny, nx, 256), access="write")
+    px, py = metile.program_id(0), metile.program_id(1)
+    number = py * nx + px + 1
+    target.store((py, px, metile.arange(0, 256)), metile.full(256, number, metile.i32))
+
+
+@pytest.mark.parametrize("grid", [(24, 1, 1), (24, 64, 1), (257, 1, 1)])
+def test_f15_every_program_of_the_grid_runs_whole(grid: tuple[int, int, int], backend: str) -> None:
+    """256 threads each: exactly 1 to N, each of them 256 times."""
+    nx, ny, _ = grid
+    made = numbered[grid](metile.empty((ny, nx, 256), mx.int32), nx, ny, backend=backend)
+    expected = 1 + mx.arange(nx * ny).reshape(ny, nx, 1)
+    assert mx.array_equal(made, mx.broadcast_to(expected, made.shape))
+
+
+@metile.kernel
 def tile_at(x, y, rows, columns, row, column, SIZE: metile.constexpr):
     source = metile.tensor(x, shape=(rows, columns), access="read")
     target = metile.tensor(y, shape=(SIZE,), access="write")

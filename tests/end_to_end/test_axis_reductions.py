@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import metile_mlx as metile
+from metile_mlx import emulator
 
 pytestmark = pytest.mark.usefixtures("gpu")
 L = metile.ThreadLayout
@@ -136,6 +137,33 @@ def test_masks_and_bytes_are_counted(backend: str) -> None:
     layout = L.identity(256, elements_per_thread=2)
     found = counted[1](x, metile.empty((2,), mx.int32), LAYOUT=layout, backend=backend)
     assert found.tolist() == [155, 255 * 128]
+
+
+@metile.kernel
+def of_a_part(x, y, n, SIZE: metile.constexpr):
+    """Sum, maximum, minimum and the place of the largest, of n elements in SIZE lanes."""
+    source, i = metile.tensor(x, shape=n), metile.arange(0, SIZE)
+    target = metile.tensor(y, shape=4, access="write")
+    values = source.load(i, fill=-math.inf)
+    target.store(0, metile.sum(source.load(i)))
+    target.store(1, metile.max(values))
+    target.store(2, metile.min(source.load(i, fill=math.inf)))
+    target.store(3, metile.cast(metile.argmax(values), metile.f32))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", ["cpu", "reference", "metal", "emulator"])
+def test_f48_f53_any_number_of_participants(name: str) -> None:
+    """All negative or all positive; behind them memory is NaN, which nobody reads."""
+    for size in (32, 128):
+        for n in [n for n in (1, 3, 5, 31, 33, 48, 96) if n <= size]:
+            for sign in (-1, 1):
+                numbers = sign * (1 + mx.arange(n).astype(mx.float32))
+                x = mx.concatenate([numbers, mx.full(200 - n, math.nan)])
+                with emulator.checked(schedules=2):
+                    y = of_a_part[1](x, metile.empty(4, x.dtype), n, SIZE=size, backend=name)
+                total, (first, last) = sign * n * (n + 1) / 2, sorted((sign, sign * n))
+                assert y.tolist() == [total, last, first, 0 if sign < 0 else n - 1], (size, n)
 
 
 @pytest.mark.parametrize("place", [0, 37, 255])

@@ -28,8 +28,10 @@ from metile_mlx.runtime.backend import Output, Request
 from metile_mlx.runtime.reference import evaluate
 from metile_mlx.target import EMULATOR
 from metile_mlx.verify import verify
-from tests.support import emulated, simulate
+from tests.support import emulated, simulate, verified
 from tests.support.arithmetic import Array
+from tests.support.memory import SimulationError
+from tests.support.mutate import drop_barrier, without_barrier
 from tests.support.profile import count
 from tests.support.random_loops import PROGRAMS, RandomLoops, random_loops
 from tests.support.simulated_metal import to_numpy
@@ -49,26 +51,13 @@ class Case:
     cpp: KernelSource
     msl: KernelSource
 
-    @property
-    def inputs(self) -> dict[str, mx.array]:
-        return {name: mx.array(data) for name, data in self.made.arrays.items()}
-
     def launch(self) -> emulated.Launch:
-        request = Request(
-            self.made.func,
-            self.msl,
-            tuple(self.made.arrays),
-            tuple(data.shape for data in self.made.arrays.values()),
-            tuple(Output(n, *out, "zero") for n, out in self.made.outputs.items()),
-            dict(self.made.scalars),
-            GRID,
-            None,
-        )
-        return emulated.Launch(request, self.inputs, Schedule())
+        return launch_of(self.made, self.msl)
 
     def compiled(self, kernel: cpu.CpuKernel) -> dict[str, Array]:
         scalars = [self.made.scalars[a.param] for a in self.cpp.inputs if a.is_scalar]
-        inputs = [self.inputs[a.param] for a in self.cpp.inputs if not a.is_scalar]
+        given = inputs_of(self.made)
+        inputs = [given[a.param] for a in self.cpp.inputs if not a.is_scalar]
         names = [argument.param for argument in self.cpp.outputs]
         shapes, dtypes = zip(*(self.made.outputs[name] for name in names), strict=True)
         init = [cpu.INIT_ZERO] * len(names)
@@ -77,9 +66,28 @@ class Case:
         return {name: to_numpy(array) for name, array in zip(names, found, strict=True)}
 
 
+def inputs_of(made: RandomLoops) -> dict[str, mx.array]:
+    return {name: mx.array(data) for name, data in made.arrays.items()}
+
+
+def launch_of(made: RandomLoops, msl: KernelSource) -> emulated.Launch:
+    """Of one of its texts, in the emulator."""
+    assert made.func is not None
+    request = Request(
+        made.func,
+        msl,
+        tuple(made.arrays),
+        tuple(data.shape for data in made.arrays.values()),
+        tuple(Output(n, *out, "zero") for n, out in made.outputs.items()),
+        dict(made.scalars),
+        GRID,
+        None,
+    )
+    return emulated.Launch(request, inputs_of(made), Schedule())
+
+
 def reference(made: RandomLoops, func: Func) -> dict[str, Array]:
-    given = {name: mx.array(data) for name, data in made.arrays.items()}
-    found = evaluate(func, given, made.scalars, made.outputs, GRID)
+    found = evaluate(func, inputs_of(made), made.scalars, made.outputs, GRID)
     mx.eval(*found.values())
     return {name: to_numpy(array) for name, array in found.items()}
 
@@ -147,6 +155,36 @@ def emulate(cases: list[Case]) -> None:
         assert not wrong, f"seed {case.seed}: {wrong}"
         found = zip(case.made.outputs, map(to_numpy, made), strict=True)
         check(case.expected, dict(found), "emulator", case.seed)
+
+
+@pytest.mark.emulator
+@pytest.mark.faulty
+def test_f43_a_removed_barrier_is_reported_wherever_it_stood() -> None:
+    """By the verifier always; by the simulator and by the emulator where the program comes to both
+    accesses, which it does not in a loop of one iteration."""
+    launches, races = [], []
+    for seed in range(count(ci=BATCH, full=400)):
+        made, ctx = random_loops(seed), Context(EMULATOR, index_bits=32 if seed % 2 else 64)
+        func = made.func
+        assert func is not None
+        for step in STEPS:
+            func = step.run(func, ctx)
+        msl = emit_msl(func, ctx)
+        for number, mutant in enumerate(drop_barrier(func)):
+            verified.rejected(mutant.func, Stage.THREAD, target=EMULATOR)
+            try:
+                simulated(made, mutant.func)
+                races.append(False)
+            except SimulationError as error:
+                races.append("race" in str(error))
+            launches.append(launch_of(made, without_barrier(msl, number)))
+    texts = [launch.recorded() for launch in launches]
+    build.prebuild([(kernel.name, kernel.text) for kernel in texts], checked=True)
+    for launch, is_race in zip(launches, races, strict=True):
+        _, wrong = emulated.run_checked(launch)
+        assert any("data race" in each for each in wrong) == bool(wrong) == is_race
+    assert len(races) >= BATCH
+    assert sum(races) >= 0.6 * len(races)
 
 
 def test_the_sample_is_what_it_claims() -> None:

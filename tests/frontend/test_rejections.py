@@ -216,6 +216,16 @@ a loop may run zero times
 >           ^^^^^^^^^^^^
 > hint: load before the first store and keep the value, or use a second kernel
 """,
+    "load after store by other owners (F47)": """\
+    four = metile.ThreadLayout.identity(64, elements_per_thread=2)
+    one = metile.ThreadLayout.identity(64)
+    view.store(metile.arange(0, 64, layout=one), 1)
+    y = view.load(metile.arange(0, 64, layout=four))
+> k.py:9:9: error: [load] x was stored to in line 8; a load can't see stores of the same launch
+>       y = view.load(metile.arange(0, 64, layout=four))
+>           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+> hint: load before the first store and keep the value, or use a second kernel
+""",
     "second view with another access": """\
     other = metile.tensor(x, shape=n, access="read")
 > k.py:6:46: error: [tensor] x is declared access='read' and access='read_write'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -11,7 +12,7 @@ import pytest
 import metile_mlx as metile
 from metile_kernels.softmax import log_softmax_gradient, softmax, softmax_gradient
 from metile_mlx import emulator
-from tests.support.profile import count
+from tests.support import emulated
 from tests.support.public import compilations, same_bits
 from tests.support.rounding import exact
 from tests.support.rows import (
@@ -55,27 +56,43 @@ def test_b1_any_block(block: int) -> None:
         check_both(normal((2, width), scale=3), width, BLOCK=block, backend="cpu")
 
 
+def test_b1_on_the_reference() -> None:
+    for width, dtype in zip(SMALL_WIDTHS, DTYPES, strict=True):
+        check_both(normal((3, width), dtype, scale=3), width, BLOCK=128, backend="reference")
+
+
 @pytest.mark.emulator
-@pytest.mark.parametrize("dtype", DTYPES[-count(ci=1, full=3) :])
-def test_b1_on_the_reference_and_in_the_emulator(dtype: mx.Dtype) -> None:
-    for width in SMALL_WIDTHS:
-        x = normal((3, width), dtype, scale=3)
-        check_both(x, width, BLOCK=128, backend="reference")
+def test_b1_any_width_and_dtype_in_the_emulator() -> None:
+    """The texts are built together; a row has the same bits in any company (F51)."""
+    emulated.prebuild(
+        partial(run, normal((1, 40), dtype), LOG=log, BLOCK=128, backend="emulator")
+        for dtype in DTYPES
+        for log in (False, True)
+    )
+    for dtype in DTYPES:
         with emulator.checked(schedules=2):
-            check_both(x, width, BLOCK=128, backend="emulator")
+            for width in WIDTHS:
+                x = normal((2, width), dtype, scale=3)
+                check_both(x, width, BLOCK=128, backend="emulator")
+            x = normal((17, 300), dtype)
+            one, many = (run(a, BLOCK=128, backend="emulator") for a in (x[:1], x))
+            assert same_bits(one, many[:1])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_f24_masked_elements_and_rows_that_have_no_result(backend: str) -> None:
     """As MLX has it: NaN for a row of -inf, and for one with NaN or +inf."""
-    x = mx.array([[-INF, -INF, 0], [-INF] * 3, [INF, 0, 1], [NAN, 0, 1], [-3e38, -3e38, -INF]])
-    for dtype in (mx.float32, mx.bfloat16):
-        made = run(x.astype(dtype), BLOCK=32, backend=backend)
-        log = run(x.astype(dtype), LOG=True, BLOCK=32, backend=backend)
+    rows = [[-INF, -INF, 0], [-INF] * 3, [INF, 0, 1], [NAN, 0, 1]]
+    for dtype in DTYPES:
+        low = -6e4 if dtype == mx.float16 else -3e38
+        x = mx.array([*rows, [low, low, -INF]]).astype(dtype)
+        made = run(x, BLOCK=32, backend=backend)
+        log = run(x, LOG=True, BLOCK=32, backend=backend)
         nan = [NAN] * 3
         assert np.array_equal(
             exact(made), [[0, 0, 1], nan, nan, nan, [0.5, 0.5, 0]], equal_nan=True
         )
+        assert mx.array_equal(made, mx.softmax(x, axis=1, precise=True), equal_nan=True)
         half = float(exact(mx.array(np.log(0.5)).astype(dtype)))
         assert np.array_equal(
             exact(log), [[-INF, -INF, 0], nan, nan, nan, [half, half, -INF]], equal_nan=True

@@ -73,7 +73,7 @@ def test_f66_near_mlxs_own(width: int, dtype: mx.Dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
-def test_f66_the_other_order_only_when_asked_for(dtype: mx.Dtype) -> None:
+def test_f66_the_other_order_only_when_asked_for(backend: str, dtype: mx.Dtype) -> None:
     x, w = normal((64, 16), dtype), normal((16,), dtype, seed=3)
     scale = 1 / np.sqrt((exact(x) ** 2).mean(axis=1, keepdims=True) + EPS)
     once = rounded(exact(x) * scale * exact(w), dtype)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -260,6 +260,31 @@ def data(only_moves: bool, shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -
         return mx.array(rng.uniform(-4, 4, shape).astype(np.float32)).astype(dtype)
     lowest = 0 if mx.issubdtype(dtype, mx.unsignedinteger) or dtype == mx.bool_ else -50
     return mx.array(rng.integers(lowest, 50, shape).astype(np.int32)).astype(dtype)
+
+
+class _Recorded(Exception):
+    pass
+
+
+def prebuild(launches: Iterable[Callable[[], object]]) -> None:
+    """Builds what the functions launch on the emulator, many texts per compiler run, checked."""
+    found: list[tuple[str, str]] = []
+
+    def record(name: str, text: str, **_: object) -> None:
+        found.append((name, text))
+        raise _Recorded
+
+    hooked: Any = build
+    whole = hooked.build
+    hooked.build = record
+    try:
+        for launch in launches:
+            with suppress(_Recorded):
+                launch()
+                raise AssertionError("nothing was launched on the emulator")
+    finally:
+        hooked.build = whole
+    build.prebuild(found, checked=True)
 
 
 def examine(launch: Launch, text: str) -> list[str]:
