@@ -170,7 +170,7 @@ def _covered(
         gap = gap or _left_out(box.axes[dimension], counts, (first, end), extent, dimension)
         first, end = max(first, 0), min(end, extent)
         if first >= end:
-            return gap, None
+            return gap or f"the view of shape {shape} holds nothing that is stored", None
         base += first * stride
         sides.append((stride, end - first))
     region = Region.of(base, sides)

@@ -60,6 +60,12 @@ def test_k7_rows_that_are_the_grid_are_always_covered() -> None:
     )
 
 
+def test_k7_a_view_of_no_element_is_not_all_of_an_array_that_has_some() -> None:
+    found = only(transpose8())
+    assert not found.proven({"n": 0}, (5, 1, 1), 320)
+    assert found.proven({"n": 0}, (5, 1, 1), 0)
+
+
 @pytest.mark.parametrize(
     ("scalars", "grid", "size", "reason"),
     [
