@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 
 import metile_mlx as metile
+from metile_mlx import emulator
 from metile_mlx.target import METAL
 from tests.end_to_end.conftest import BACKENDS
 from tests.support.public import DTYPES, payload, same_bits
@@ -89,6 +90,13 @@ def test_views_are_read_as_their_elements(name: str, backend: str) -> None:
     before = mx.array(x)
     assert same_bits(copied(x, backend), mx.contiguous(x))
     assert same_bits(mx.contiguous(x), before)
+
+
+@pytest.mark.emulator
+def test_f10_views_in_the_emulator() -> None:
+    with emulator.checked(schedules=2):
+        for x in VIEWS.values():
+            assert same_bits(copied(x, "emulator"), mx.contiguous(x))
 
 
 @metile.kernel

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -27,7 +25,6 @@ from metile_kernels.permutations import (
 from tests.support import profile
 from tests.support.public import DTYPES, compile_all, payload, same_bits
 
-ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = (transposing(8, 8, 2), metile.ThreadLayout.grouped(128, 4))
 TILE = (transposing(64, 64), metile.ThreadLayout.grouped(4096, 16))
 REVERSAL = (bit_reversing(1024), metile.ThreadLayout.grouped(1024, 4))
@@ -199,10 +196,3 @@ def test_nothing_conflicts_in_the_banks_of_threadgroup_memory() -> None:
         (fact,) = prepared(name, "f32", 3, target="metal")[0].execution_report.layout_conversions
         assert fact.cost is not None
         assert (fact.cost.write_conflicts, fact.cost.read_conflicts) == (1, 1)
-
-
-def test_the_example_runs_and_prints_its_reports(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(ROOT / "examples" / "rearrangements.py"), run_name="__main__")
-    text = capsys.readouterr().out
-    assert "two 8x8 blocks transposed, 4 elements a thread: 32 threads in a program" in text
-    assert text.splitlines()[-1].startswith("all equal MLX's operations bit for bit, on ")

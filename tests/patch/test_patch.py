@@ -5,10 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-import runpy
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -25,7 +22,6 @@ from metile_mlx.patching.rounded_once import FUNCTIONS
 from metile_mlx.patching.trial import Trial
 from tests.support.public import same_bits
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 DIMS = 32
 TOKENS = mx.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 # Everything is swapped, for MLX operations: what is tested is not the kernels.
@@ -440,9 +436,3 @@ def test_measuring_alternates_and_takes_medians() -> None:
     found = measuring.compare("norm", put("with"), put("without"), run, lambda: now[0])
     assert (found.with_it, found.without, found.kept) == (3.0, 2.0, False)
     assert order[:4] == ["with", "without", "without", "with"]
-
-
-def test_the_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(sys, "argv", ["patch_a_model.py", "--tokens", "4", "--layers", "1"])
-    runpy.run_path(str(ROOT / "examples" / "patch_a_model.py"), run_name="__main__")
-    assert "the same 4 tokens" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Random programs of loops, branches, sums and lanes whose every result is exact in any order.
+"""Random programs of loops, branches, reductions and lanes: every result is exact in any order.
 
 Floats are integers of few bits: what a loop carries is clamped, so that 24 bits hold every sum. A
 bound that depends on the program has no meaning on the reference; such programs say so.
@@ -6,6 +6,7 @@ bound that depends on the program has no meaning on the reference; such programs
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,7 @@ class RandomLoops:
         scalars: its runtime scalars.
         outputs: shape and dtype of what it writes.
         by_program: whether a loop runs another number of times in each program.
+        reduced: how often a loop has each kind of reduction.
     """
 
     rng: Random
@@ -54,8 +56,8 @@ class RandomLoops:
     scalars: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, tuple[tuple[int, ...], DType]] = field(default_factory=dict)
     by_program: bool = False
-    sums: int = 0
-    sums_in_loops: int = 0
+    reductions_in_loops: int = 0
+    reduced: Counter[str] = field(default_factory=Counter)
     exchanges_in_loops: int = 0
     loops: int = 0
     branches: int = 0
@@ -100,8 +102,8 @@ class RandomLoops:
 
     def statement(self) -> None:
         steps: list[Callable[[], None]] = [
-            self.load, self.arithmetic, self.arithmetic, self.integer, self.sum, self.sum,
-            self.store, self.select, self.exchange,
+            self.load, self.arithmetic, self.arithmetic, self.integer, self.reduction,
+            self.reduction, self.store, self.select, self.exchange,
         ]  # fmt: skip
         if self.depth < 3:
             steps += [self.loop, self.loop, self.loop, self.branch, self.branch]
@@ -140,13 +142,39 @@ class RandomLoops:
         self.keep("int tile", value)
         self.keep("mask", self.p.compare(CompareKind.LT, value, self.one("int", "count")))
 
-    def sum(self) -> None:
+    def reduction(self) -> None:
+        """Of floats or integers: the sum, an extreme, one of these along an axis, or an argmax."""
         if not self.proven:
             return
-        self.sums += 1
-        self.sums_in_loops += self.in_loops > 0
-        total = self.p.add(tile.Reduce(CombineKind.SUM, self.one("float tile")))
-        self.keep("float", self.clamp(total))
+        rng, p = self.rng, self.p
+        name = rng.choice(("float", "float", "int"))
+        src = self.one(f"{name} tile")
+        combine = rng.choice((CombineKind.SUM, CombineKind.SUM, CombineKind.MAX, CombineKind.MIN))
+        how = rng.choice(("whole", "whole", "axis", "argmax"))
+        self.count(f"{how} {combine.value}" if how == "whole" else how)
+        if name == "float" and (combine is not CombineKind.SUM or how == "argmax"):
+            # Which zero is the largest is not said.
+            src = p.op(BinaryKind.ADD, src, p.number(0.0, f32))
+        if how == "argmax":
+            largest = p.add(tile.Reduce(CombineKind.MAX, src))
+            is_largest = p.compare(CompareKind.EQ, src, largest)
+            behind = p.number(self.size)
+            place = p.add(tile.Select(is_largest, self.lanes, behind))
+            self.keep("int", p.add(tile.Reduce(CombineKind.MIN, place)))
+        elif how == "axis":
+            rows = rng.choice((2, 8, 32))
+            plane = p.add(tile.Reshape(src, (rows, self.size // rows)))
+            made = p.add(tile.Reduce(combine, plane, rng.randrange(2)))
+            value = p.add(tile.Reshape(made, (self.size,)))
+            self.keep(f"{name} tile", self.clamp(value) if name == "float" else value)
+        else:
+            value = p.add(tile.Reduce(combine, src))
+            self.keep(name, self.clamp(value) if name == "float" else value)
+
+    def count(self, what: str) -> None:
+        self.reductions_in_loops += self.in_loops > 0
+        if self.in_loops:
+            self.reduced[what] += 1
 
     def exchange(self) -> None:
         if self.proven:
