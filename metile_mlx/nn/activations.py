@@ -18,7 +18,14 @@ from metile_kernels.activations import gelu as gelu_erf
 from metile_kernels.activations import silu as silu_of
 from metile_mlx.dispatch import Dispatch, empty
 from metile_mlx.errors import LaunchError
-from metile_mlx.nn.arrays import Rounding, as_float, checked_rounding, result_dtype
+from metile_mlx.nn.arrays import (
+    Rounding,
+    as_float,
+    broadcast,
+    check_arrays,
+    checked_rounding,
+    result_dtype,
+)
 from metile_mlx.nn.kernel_function import OneKernel
 from metile_mlx.nn.layouts import FLAT_BLOCK, flat_layout
 from metile_mlx.runtime.backend import Place
@@ -117,11 +124,12 @@ def _gated(
     name: str, function: Any, gate: mx.array, up: mx.array, rounding: Rounding, stream: Place
 ) -> mx.array:
     rounded = checked_rounding(name, rounding) == "mlx"
-    # As MLX's activations of integers.
-    gate = as_float(gate, mx.float32)
+    check_arrays(name, gate)
+    if not mx.issubdtype(gate.dtype, mx.inexact):
+        # As MLX's activations of integers.
+        gate = gate.astype(mx.float32, stream=stream)
     dtype = result_dtype(name, gate, up)
-    if gate.shape != up.shape:
-        gate, up = mx.broadcast_arrays(gate, up, stream=stream)
+    gate, up = broadcast(name, gate, up, stream)
     if gate.size == 0:
         return mx.zeros(gate.shape, dtype)
     # The kernel goes along the elements, whatever the shape.

@@ -7,7 +7,14 @@ from typing import Any
 
 from metile_kernels.add_rmsnorm import add_rmsnorm, add_rmsnorm_register
 from metile_mlx.dispatch import empty, own_dtype
-from metile_mlx.nn.arrays import Rounding, as_float, check_columns, checked_rounding, result_dtype
+from metile_mlx.nn.arrays import (
+    Rounding,
+    as_float,
+    broadcast,
+    check_columns,
+    checked_rounding,
+    result_dtype,
+)
 from metile_mlx.nn.layouts import narrow_rows
 from metile_mlx.nn.rms_norm import RmsGradients
 from metile_mlx.nn.row_kernels import Ready, of_arrays, ready_row
@@ -45,10 +52,9 @@ def add_rms_norm(
     """
     rounded = checked_rounding("add_rms_norm", rounding) == "mlx"
     sum_dtype = result_dtype("add_rms_norm", x, residual)
-    if x.shape != residual.shape:
-        x, residual = mx.broadcast_arrays(x, residual, stream=stream)
+    dtype = result_dtype("add_rms_norm", x, residual, optional=(weight,))
+    x, residual = broadcast("add_rms_norm", x, residual, stream)
     check_columns("add_rms_norm", x, weight=weight)
-    dtype = result_dtype("add_rms_norm", x, residual, weight)
     shape = x.shape
     if x.size == 0:
         return mx.zeros(shape, dtype), mx.zeros(shape, sum_dtype)

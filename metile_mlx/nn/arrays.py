@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from metile_mlx.errors import LaunchError
@@ -26,19 +27,59 @@ def checked_rounding(name: str, rounding: Rounding) -> Rounding:
     return rounding
 
 
-def result_dtype(name: str, *arrays: mx.array | None) -> mx.Dtype:
+def check_arrays(name: str, *arrays: object) -> None:
+    """Refuse what is no array of MLX's.
+
+    Raises:
+        LaunchError: names the type of the first one.
+    """
+    for array in arrays:
+        if not isinstance(array, mx.array):
+            kind = type(array)
+            module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+            raise LaunchError(
+                f"[{name}] an argument is {module}{kind.__name__}; expected an mx.array",
+                hint="mx.array(...) makes one of a number, a list or a NumPy array",
+            )
+
+
+def result_dtype(
+    name: str, *arrays: mx.array, optional: Sequence[mx.array | None] = ()
+) -> mx.Dtype:
     """The dtype in which the given arrays meet, as in MLX, if it is a float that kernels know.
 
     Raises:
-        LaunchError: it is another one.
+        LaunchError: it is another one, or something is no array.
     """
-    dtype = mx.result_type(*[a for a in arrays if a is not None])
+    given = (*arrays, *[a for a in optional if a is not None])
+    try:
+        dtype = mx.result_type(*given)
+    except (TypeError, ValueError):
+        check_arrays(name, *given)
+        raise
     if dtype not in FLOATS:
         raise LaunchError(
             f"[{name}] the result would be {str(dtype).rpartition('.')[2]}; expected float16, "
             "bfloat16 or float32"
         )
     return dtype
+
+
+def broadcast(name: str, x: mx.array, y: mx.array, stream: Place) -> tuple[mx.array, mx.array]:
+    """Both in the shape that they have together.
+
+    Raises:
+        LaunchError: they have none.
+    """
+    if x.shape == y.shape:
+        return x, y
+    try:
+        x, y = mx.broadcast_arrays(x, y, stream=stream)
+    except ValueError:
+        raise LaunchError(
+            f"[{name}] arrays of shapes {tuple(x.shape)} and {tuple(y.shape)} do not broadcast"
+        ) from None
+    return x, y
 
 
 def are_floats(*values: object) -> bool:
@@ -66,6 +107,7 @@ def as_indices(name: str, x: mx.array, what: str) -> mx.array:
     Raises:
         LaunchError: they are no integers.
     """
+    check_arrays(name, x)
     if not mx.issubdtype(x.dtype, mx.integer):
         raise LaunchError(
             f"[{name}] {what} are {str(x.dtype).rpartition('.')[2]}; expected integers"

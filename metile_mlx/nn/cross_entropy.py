@@ -8,7 +8,7 @@ from typing import Literal
 import metile_kernels.cross_entropy as kernels
 from metile_mlx.dispatch import empty
 from metile_mlx.errors import LaunchError
-from metile_mlx.nn.arrays import as_indices, as_rows, result_dtype
+from metile_mlx.nn.arrays import as_indices, as_rows, check_arrays, result_dtype
 from metile_mlx.nn.kernel_function import OneKernel
 from metile_mlx.nn.layouts import row_lanes
 from metile_mlx.nn.row_kernels import Ready, of_arrays, ready_lanes
@@ -50,6 +50,7 @@ def cross_entropy(
             f"[cross_entropy] reduction is {reduction!r}; expected 'none', 'mean' or 'sum'"
         )
     rows = as_rows("cross_entropy", logits, stream)
+    check_arrays("cross_entropy", targets)
     if targets.shape != logits.shape[:-1]:
         raise LaunchError(
             f"[cross_entropy] targets have shape {tuple(targets.shape)}; expected "

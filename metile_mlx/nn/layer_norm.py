@@ -40,8 +40,9 @@ def layer_norm(
     """`(x - mean(x)) / sqrt(var(x) + eps) * weight + bias` over the last axis.
 
     Takes what `mx.fast.layer_norm` takes and returns an array of the same shape and dtype: the one
-    in which `x`, `weight` and `bias` meet. Mean, variance and eps are f32 always; the variance is
-    taken from the differences to the mean. Lazy, with gradients of its own, as `rms_norm`.
+    in which `x`, `weight` and `bias` meet, or that of `x` where there is no weight. Mean, variance
+    and eps are f32 always; the variance is taken from the differences to the mean. Lazy, with
+    gradients of its own, as `rms_norm`.
 
     Args:
         x: f16, bf16 or f32, of shape (..., N). Rows of up to 32768 elements are held in registers,
@@ -56,8 +57,11 @@ def layer_norm(
     Raises:
         LaunchError: shapes or dtypes that don't fit, or an unknown rounding.
     """
+    dtype = result_dtype("layer_norm", x, optional=(weight, bias))
     check_columns("layer_norm", x, weight=weight, bias=bias)
-    dtype = result_dtype("layer_norm", x, weight, bias)
+    if weight is None and bias is not None:
+        # As MLX has it: a bias alone is rounded to the dtype of x.
+        dtype = result_dtype("layer_norm", x)
     rounded = checked_rounding("layer_norm", rounding) == "mlx"
     if x.size == 0:
         return mx.zeros(x.shape, dtype)

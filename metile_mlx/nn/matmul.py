@@ -67,7 +67,7 @@ def matmul(
         CompileError: a schedule that the backend has not.
     """
     function = _function(activation)
-    dtype = result_dtype("matmul", x, y, bias, residual)
+    dtype = result_dtype("matmul", x, y, optional=(bias, residual))
     shape = _shape(x, y, transpose_x, transpose_y)
     a, b = _matrix(x, transpose_x, 0, stream), _matrix(y, transpose_y, -1, stream)
     full, k = _full_shape(a, b, transpose_x, transpose_y), a.shape[-2 if transpose_x else -1]

@@ -8,6 +8,7 @@ from typing import Literal
 import metile_kernels.reductions as kernels
 from metile_mlx.dispatch import Dispatch, empty
 from metile_mlx.errors import LaunchError
+from metile_mlx.nn.arrays import check_arrays
 from metile_mlx.nn.kernel_function import KernelFunction
 from metile_mlx.nn.layouts import column_lanes, row_lanes
 from metile_mlx.runtime.backend import Place
@@ -54,6 +55,7 @@ def reduce(
         raise LaunchError(
             f"[reduce] operation is {operation!r}; expected 'sum', 'mean', 'max' or 'min'"
         )
+    check_arrays("reduce", x)
     floats, integers = (mx.float16, mx.bfloat16, mx.float32), (mx.int32, mx.uint32)
     if x.dtype not in floats and (operation == "mean" or x.dtype not in integers):
         expected = "float16, bfloat16 or float32"

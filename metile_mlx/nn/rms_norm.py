@@ -55,8 +55,8 @@ def rms_norm(
     Raises:
         LaunchError: shapes or dtypes that don't fit, or an unknown rounding.
     """
+    dtype = result_dtype("rms_norm", x, optional=(weight,))
     check_columns("rms_norm", x, weight=weight)
-    dtype = result_dtype("rms_norm", x, weight)
     rounded = checked_rounding("rms_norm", rounding) == "mlx"
     if x.size == 0:
         return mx.zeros(x.shape, dtype)

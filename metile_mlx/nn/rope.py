@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from contextlib import nullcontext
 
 from metile_kernels.rope import rope as rope_kernel
 from metile_mlx.dispatch import Dispatch, empty
 from metile_mlx.errors import LaunchError
-from metile_mlx.nn.arrays import result_dtype
+from metile_mlx.nn.arrays import check_arrays, result_dtype
 from metile_mlx.nn.kernel_function import OneKernel
 from metile_mlx.nn.layouts import heads_together, row_block
 from metile_mlx.runtime.backend import Place
@@ -75,7 +76,10 @@ def _check(x: mx.array, dims: int, base: float | None, freqs: mx.array | None) -
         raise LaunchError("[rope] expected one of base and freqs; the other has to be None")
     if base is not None and not base > 0:
         raise LaunchError(f"[rope] base is {base}; expected a positive number")
-    if freqs is not None and tuple(freqs.shape) != (dims // 2,):
+    if freqs is None:
+        return
+    check_arrays("rope", freqs)
+    if tuple(freqs.shape) != (dims // 2,):
         raise LaunchError(
             f"[rope] freqs has shape {tuple(freqs.shape)}; expected ({dims // 2},), half of dims"
         )
@@ -84,7 +88,13 @@ def _check(x: mx.array, dims: int, base: float | None, freqs: mx.array | None) -
 def _offsets(x: mx.array, offset: int | mx.array, stream: Place) -> mx.array:
     """(1,) or (B,) of i32."""
     if not isinstance(offset, mx.array):
-        return mx.array([offset], mx.int32)
+        try:
+            return mx.array([operator.index(offset)], mx.int32)
+        except (TypeError, RuntimeError):
+            # MLX says std::bad_cast of what 32 bits do not hold.
+            raise LaunchError(
+                f"[rope] offset is {offset!r}; expected an int of 32 bits, or an array of integers"
+            ) from None
     if not mx.issubdtype(offset.dtype, mx.integer) or offset.size not in (1, x.shape[0]):
         raise LaunchError(
             f"[rope] offset is {str(offset.dtype).rpartition('.')[2]} of shape "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import metile_kernels.softmax as kernels
 from metile_mlx.dispatch import empty
-from metile_mlx.nn.arrays import as_float, as_rows, result_dtype
+from metile_mlx.nn.arrays import as_float, as_rows, check_arrays, result_dtype
 from metile_mlx.nn.kernel_function import OneKernel
 from metile_mlx.nn.layouts import row_lanes
 from metile_mlx.nn.row_kernels import Ready, of_arrays, ready_lanes
@@ -48,6 +48,7 @@ def log_softmax(x: mx.array, *, stream: Place = None) -> mx.array:
 
 
 def _of_rows(name: str, log: bool, x: mx.array, stream: Place) -> mx.array:
+    check_arrays(name, x)
     is_integer = mx.issubdtype(x.dtype, mx.integer) or x.dtype == mx.bool_
     dtype = mx.float32 if is_integer else result_dtype(name, x)
     rows = as_rows(name, as_float(x, dtype), stream)

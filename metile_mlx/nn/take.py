@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import metile_kernels.gather as kernels
 from metile_mlx.dispatch import Dispatch, empty
 from metile_mlx.errors import LaunchError
-from metile_mlx.nn.arrays import as_indices
+from metile_mlx.nn.arrays import as_indices, check_arrays
 from metile_mlx.nn.kernel_function import OneKernel
 from metile_mlx.runtime.backend import Place
 from metile_mlx.runtime.optional import mx
@@ -34,6 +34,7 @@ def take(table: mx.array, ids: mx.array, *, stream: Place = None) -> mx.array:
     Raises:
         LaunchError: shapes or dtypes that don't fit.
     """
+    check_arrays("take", table)
     if table.ndim != 2:
         raise LaunchError(
             f"[take] table has shape {tuple(table.shape)}; expected (size, N), rows to take"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import metile_kernels.top1 as kernels
 from metile_mlx.dispatch import empty
 from metile_mlx.errors import LaunchError
-from metile_mlx.nn.arrays import as_rows
+from metile_mlx.nn.arrays import as_rows, check_arrays
 from metile_mlx.nn.kernel_function import OneKernel
 from metile_mlx.nn.layouts import row_lanes
 from metile_mlx.nn.row_kernels import Ready, of_arrays, ready_lanes
@@ -34,6 +34,7 @@ def top1(x: mx.array, *, stream: Place = None) -> tuple[mx.array, mx.array]:
     Raises:
         LaunchError: another dtype, or rows of no elements.
     """
+    check_arrays("top1", x)
     if x.dtype not in (mx.float16, mx.bfloat16, mx.float32, mx.int32, mx.uint32):
         raise LaunchError(
             f"[top1] x is {str(x.dtype).rpartition('.')[2]}; expected float16, bfloat16, float32, "

@@ -126,10 +126,11 @@ def _wide(x: mx.array) -> mx.array:
 
 def _result(normed: mx.array, x: mx.array, *parameters: mx.array | None) -> mx.array:
     """normed * weight + bias, in the dtype where they meet."""
-    dtype = x.dtype
+    given = [parameter for parameter in parameters if parameter is not None]
+    # A bias alone does not count, as in `mx.fast.layer_norm`.
+    dtype = mx.result_type(x, *given) if given and given[0] is parameters[0] else x.dtype
     for index, parameter in enumerate(parameters):
         if parameter is not None:
             wide = _wide(parameter)
             normed = normed + wide if index else normed * wide
-            dtype = mx.result_type(mx.zeros((), dtype), parameter)
     return normed.astype(dtype)
