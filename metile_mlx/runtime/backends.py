@@ -29,7 +29,12 @@ class ReferenceBackend:
         return f"mlx is not installed: {MLX_MISSING}" if MLX_MISSING else None
 
     def bind(self, request: Request) -> Launch:
-        launch = reference_launch(request)
+        evaluate = reference_launch(request)
+
+        def launch(arrays: Sequence[mx.array]) -> Sequence[mx.array]:
+            export.note_kernel()
+            return evaluate(arrays)
+
         # MLX differentiates the graph itself.
         return launch if request.pull is None else differentiable(launch, request)
 

@@ -15,7 +15,7 @@ What MLX 0.32.4 does, each fact held by a test:
 - A file with a custom kernel holds a GPU stream, so `mx.import_function` itself raises "Cannot make
   gpu stream without gpu backend" on a machine without a GPU: such a file loads on a Mac only.
 - `shapeless=True` is accepted for custom kernels, but their grid and output shapes stay those of
-  the trace.
+  the trace; and for the operations that stand for a kernel, but the file can't be used.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from metile_mlx.errors import MetileError, UnsupportedError
@@ -37,7 +38,16 @@ from metile_mlx.runtime.optional import mx
 TARGETS = ("metal", "reference")
 KERNEL_PRIMITIVES = ("CustomKernel",)
 
-_target: ContextVar[str | None] = ContextVar("metile_export_target", default=None)
+
+@dataclass
+class _Trace:
+    """A function that is traced for a target, and whether kernels were among its operations."""
+
+    target: str
+    has_kernels: bool = False
+
+
+_trace: ContextVar[_Trace | None] = ContextVar("metile_export_trace", default=None)
 
 
 class ExportWarning(UserWarning):
@@ -49,11 +59,19 @@ def active_target() -> str | None:
 
     While it is not None gradient wrapping is off, as MLX can't write `mx.custom_function`.
     """
-    return _target.get()
+    trace = _trace.get()
+    return None if trace is None else trace.target
+
+
+def note_kernel() -> None:
+    """Called where a kernel becomes plain operations, which the graph does not tell apart."""
+    trace = _trace.get()
+    if trace is not None:
+        trace.has_kernels = True
 
 
 @contextmanager
-def exporting(target: str = "metal") -> Iterator[None]:
+def exporting(target: str = "metal") -> Iterator[_Trace]:
     """Kernels called inside are launched for `target`, without gradient wrapping (a contextvar).
 
     Raises:
@@ -63,11 +81,12 @@ def exporting(target: str = "metal") -> Iterator[None]:
         raise UnsupportedError(
             f"[export] target {target!r} can't be exported; expected one of {', '.join(TARGETS)}"
         )
-    token = _target.set(target)
+    trace = _Trace(target)
+    token = _trace.set(trace)
     try:
-        yield
+        yield trace
     finally:
-        _target.reset(token)
+        _trace.reset(token)
 
 
 def primitives(
@@ -78,15 +97,22 @@ def primitives(
     Raises:
         UnsupportedError: the graph holds a primitive that MLX can't write.
     """
+    return _traced(fn, examples, target, kwargs)[0]
+
+
+def _traced(
+    fn: Callable[..., Any], examples: Sequence[Any], target: str, kwargs: Mapping[str, Any]
+) -> tuple[list[str], bool]:
+    """Names of the primitives, and whether any kernel is among them, as one or as several."""
     names: list[str] = []
 
     def record(event: Mapping[str, Any]) -> None:
         if event["type"] == "primitive":
             names.append(event["name"])
 
-    with exporting(target), _explained():
+    with exporting(target) as trace, _explained():
         mx.export_function(record, fn, *examples, **kwargs)
-    return names
+    return names, trace.has_kernels or any(name in KERNEL_PRIMITIVES for name in names)
 
 
 def export(
@@ -107,11 +133,11 @@ def export(
         fn: a function of MLX arrays that returns arrays.
         examples: arrays of the shapes and dtypes the graph is for; only those are used.
         target: `metal`: our kernels go in as Metal kernels; `reference`: as plain MLX operations.
-        shapeless: as for `mx.export_function`; not with Metal kernels.
+        shapeless: as for `mx.export_function`; not with kernels, for either target.
         metadata: text to store beside the function.
 
     Raises:
-        UnsupportedError: the graph holds a primitive that can't be written, or shapeless Metal
+        UnsupportedError: the graph holds a primitive that can't be written, or shapeless
             kernels.
         MetileError: the file can't be written.
 
@@ -119,12 +145,12 @@ def export(
         ExportWarning: the trace ran without a Metal device, so the MLX operations in it keep a CPU
             stream.
     """
-    names = primitives(fn, *examples, target=target, **kwargs)
-    if shapeless and any(name in KERNEL_PRIMITIVES for name in names):
+    names, has_kernels = _traced(fn, examples, target, kwargs)
+    if shapeless and has_kernels:
         raise UnsupportedError(
-            "[export] shapeless=True with Metal kernels, whose grid and output shapes are fixed by "
-            "the trace",
-            hint="export once per shape, or with target='reference'",
+            "[export] shapeless=True with kernels, whose grid and output shapes are fixed by the "
+            "trace",
+            hint="export once per shape",
         )
     final = os.fspath(path)
     folder, file = os.path.split(os.path.abspath(final))

@@ -13,6 +13,7 @@ import pytest
 from metile_mlx import dtypes
 from metile_mlx.emit.source import Argument, KernelSource
 from metile_mlx.errors import MetileError, UnsupportedError
+from metile_mlx.nn.softmax import softmax
 from metile_mlx.runtime import export, metal
 
 SOURCE = KernelSource(
@@ -207,10 +208,12 @@ def test_fast_operations_traced_for_the_cpu_are_expanded() -> None:
     assert ("RMSNorm" in names) == (metal.available() is None)
 
 
-def test_shapeless_needs_the_reference(file: Path) -> None:
-    """SPEC X2: the kernel's grid and output shapes would stay those of the trace."""
-    with pytest.raises(UnsupportedError, match="shapeless=True with Metal kernels"):
-        export.export(file, double, X, shapeless=True)
+def test_shapeless_graphs_hold_no_kernels(file: Path) -> None:
+    """SPEC X2: their grid and output shapes would stay those of the trace, as operations too."""
+    for fn, target in ((double, "metal"), (softmax, "metal"), (softmax, "reference")):
+        with pytest.raises(UnsupportedError, match="shapeless=True with kernels"):
+            export.export(file, fn, X, shapeless=True, target=target)
+    assert not file.exists()
     quietly(file, lambda x: mx.exp(x), X, shapeless=True, target="reference")
     (y,) = mx.import_function(str(file))(X[:5])
     assert mx.array_equal(y, mx.exp(X[:5])).item()
