@@ -177,6 +177,8 @@ def configs_of(kernel: Kernel, given: Sequence[Mapping[str, Any]]) -> list[Confi
         CompileError: none, one twice, or one that does not fit the kernel.
     """
     names = {param.name for param in kernel.definition.params if param.is_constexpr}
+    if not _is_list(given) or not all(isinstance(each, Mapping) for each in given):
+        raise wrong(kernel, f"configs is {given!r}", "a list of dicts, constexpr -> value")
     made = []
     for each in given:
         values = dict(each)
@@ -207,15 +209,20 @@ def key_of(kernel: Kernel, configs: Sequence[Config], key: Sequence[str]) -> tup
     """
     chosen = {name for config in configs for name in config.constexprs}
     names = [param.name for param in kernel.definition.params if param.name not in chosen]
+    if not _is_list(key):
+        raise wrong(kernel, f"key is {key!r}", f"a list of some of: {', '.join(names)}")
     for name in key:
-        if isinstance(key, str) or name not in names:
-            shown = key if isinstance(key, str) else name
+        if name not in names:
             raise wrong(
                 kernel,
-                f"key has {shown!r}, which is no parameter that a call gives",
+                f"key has {name!r}, which is no parameter that a call gives",
                 f"a list of some of: {', '.join(names)}",
             )
     return tuple(key)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def wrong(kernel: Kernel, problem: str, hint: str) -> CompileError:

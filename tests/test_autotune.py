@@ -367,7 +367,11 @@ def test_progress_is_one_line_and_only_if_wanted(
         ([{"BLOCK": 32, "schedule": 4}], {}, "a config's schedule is 4"),
         (CONFIGS, {"key": ["z"]}, "key has 'z', which is no parameter"),
         (CONFIGS, {"key": ["BLOCK"]}, "key has 'BLOCK', which is no parameter that a call gives"),
-        (CONFIGS, {"key": "x"}, "key has 'x'"),
+        (CONFIGS, {"key": "x"}, "key is 'x'"),
+        (CONFIGS, {"key": 5}, "key is 5"),
+        (None, {}, "configs is None"),
+        ([5], {}, r"configs is \[5\]"),
+        ({"BLOCK": 32}, {}, "configs is {'BLOCK': 32}"),
         (CONFIGS, {"rounds": 0}, "rounds is 0"),
     ],
 )

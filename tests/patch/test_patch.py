@@ -350,8 +350,10 @@ def test_results_without_arrays_and_models_without_candidates() -> None:
         def __call__(self, tokens: mx.array) -> Any:
             super().__call__(tokens)
 
-    report = metile.patch(Silent(), sample=(TOKENS,))
-    assert {d.reason for d in report.declines} == {"the model returns no array on the sample"}
+    for silent, sample in ((Silent(), TOKENS), (nn.RMSNorm(DIMS), mx.zeros((0, DIMS)))):
+        report = metile.patch(silent, sample=(sample,))
+        assert not report
+        assert {d.reason for d in report.declines} == {"the model returns no numbers on the sample"}
     empty = metile.patch(nn.Linear(3, 3), sample=mx.zeros((1, 3)))
     assert (bool(empty), empty.runs, empty.declines) == (False, 0, [])
 
