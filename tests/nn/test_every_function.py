@@ -183,6 +183,82 @@ def test_f33_x7_vmap_and_gradients_under_it(batchable: str, name: str) -> None:
                 close(one, right, 2e-5)
 
 
+def ids(low: int, high: int, *shape: int) -> mx.array:
+    return mx.random.randint(low, high, shape, key=mx.random.key(7))
+
+
+MANY = normal((3, ROWS, WIDTH))
+TARGETS, NUMBERS = ids(0, WIDTH, 3, ROWS), ids(-ROWS, ROWS, 3, 7)
+HEADS, PERIODS = normal((3, 2, 4, 5, 8)), mx.arange(1.0, 13.0).reshape(3, 4)
+# What options and arrays of integers add: ours, MLX's, and for each the axes and arguments.
+OPTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[Any], bool]] = {
+    "top1": (metile.top1, lambda x: (mx.max(x, axis=-1), mx.argmax(x, axis=-1)), [MANY], False),
+    **{
+        f"cross_entropy {how}": (
+            partial(metile.cross_entropy, reduction=how),
+            partial(nn.losses.cross_entropy, reduction=how),
+            [MANY, TARGETS],
+            True,
+        )
+        for how in ("mean", "sum")
+    },
+    "take": (metile.take, lambda t, i: mx.take(t, i, axis=0), [MANY, NUMBERS], True),
+    **{
+        f"reduce {axis} {kept}": (
+            partial(metile.reduce, operation="mean", axis=axis, keepdims=kept),
+            partial(mx.mean, axis=axis, keepdims=kept),
+            [MANY],
+            True,
+        )
+        for axis in (0, -1)
+        for kept in (False, True)
+    },
+    "rope from other positions": (
+        lambda x, o: metile.rope(x, 8, **{**ROPE, "offset": o}),
+        lambda x, o: mx.fast.rope(x, 8, **{**ROPE, "offset": o}),
+        [HEADS, mx.array([3, 9, 20])],
+        True,
+    ),
+    "rope of other periods": (
+        lambda x, f: metile.rope(x, 8, **{**ROPE, "base": None}, freqs=f),
+        lambda x, f: mx.fast.rope(x, 8, **{**ROPE, "base": None}, freqs=f),
+        [HEADS, PERIODS],
+        False,
+    ),
+    "matmul and what follows": (
+        lambda x, w, b: metile.matmul(x, w, bias=b, activation="silu", transpose_y=True),
+        lambda x, w, b: nn.silu(x @ w.T + b),
+        [MANY, normal((3, 7, WIDTH), seed=2), normal((3, 7), seed=4)],
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_f33_x7_vmap_with_options_and_integers(name: str) -> None:
+    """Each argument alone, and all of them; gradients of the first where MLX has them here."""
+    ours, theirs, given, slopes = OPTIONS[name]
+    alone = [tuple(0 if i == k else None for i in range(len(given))) for k in range(len(given))]
+
+    def squares(of: Callable[..., Any]) -> Callable[..., Any]:
+        return mx.grad(lambda *arguments: (of(*arguments) ** 2).sum())
+
+    for axes in {*alone, (0,) * len(given)}:
+        arguments = [a if axis == 0 else a[0] for a, axis in zip(given, axes, strict=True)]
+        pairs = [(ours, theirs), *([(squares(ours), squares(theirs))] if slopes else [])]
+        for one, other in pairs:
+            rows = [
+                other(*(a[i] if axis == 0 else a for a, axis in zip(arguments, axes, strict=True)))
+                for i in range(3)
+            ]
+            each = list(zip(*rows, strict=True)) if isinstance(rows[0], tuple) else [rows]
+            for vmap in (mx.vmap, metile.vmap):
+                made = vmap(one, in_axes=axes)(*arguments)
+                found = made if isinstance(made, (tuple, list)) else [made]
+                for a, b in zip(found, each, strict=True):
+                    close(a, mx.stack(list(b)), 2e-5)
+
+
 @pytest.mark.emulator
 @pytest.mark.parametrize("name", ["layer_norm", "gelu none", "geglu none", "silu", "rope"])
 def test_x7_metile_vmap_where_mlx_cant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
