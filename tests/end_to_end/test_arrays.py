@@ -224,9 +224,15 @@ def test_masks_bounds_and_fills_together(n: int, backend: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_no_program_stores_is_zero(dtype: str, backend: str) -> None:
     """F27, SPEC K7: no poison, no rounding of wide integers; with one program of three."""
-    x = payload(dtype, (70,))
-    made = copy[(1,)](x, metile.empty((70,), x.dtype), 70, backend=backend)
-    assert same_bits(made, mx.concatenate([x[:32], mx.zeros((38,), x.dtype)]))
+    for size in (70, 70_000):
+        x = payload(dtype, (size,))
+        expected = mx.concatenate([x[:32], mx.zeros((size - 32,), x.dtype)])
+        # Memory that is used again, and holds ones.
+        used = [mx.full((size,), 1, x.dtype) for _ in range(8)]
+        mx.eval(expected, used)
+        del used
+        made = copy[(1,)](x, metile.empty((size,), x.dtype), size, backend=backend)
+        assert same_bits(made, expected)
 
 
 @metile.kernel
