@@ -6,6 +6,7 @@ one of any kind.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ import pytest
 from mlx import nn
 
 import metile_mlx as metile
+from metile_mlx.runtime.export import primitives
 from tests.nn.test_row_functions import FUNCTIONS as OF_ROWS
 from tests.support.functions import close
 from tests.support.public import same_bits
@@ -268,6 +270,53 @@ def test_x7_metile_vmap_where_mlx_cant(name: str, monkeypatch: pytest.MonkeyPatc
     expected = mx.stack([function.theirs(*(a[i] for a in many)) for i in range(3)])
     monkeypatch.setenv("METILE_BACKEND", "emulator")
     close(metile.vmap(function.ours)(*many), expected, 5e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_x2_an_export_holds_kernels_and_nothing_to_take_their_place(name: str) -> None:
+    function = FUNCTIONS[name]
+    names = primitives(function.ours, *[a.astype(mx.float16) for a in function.arguments()])
+    assert "CustomKernel" in names
+    others = {"CustomTransforms", "RMSNorm", "LayerNorm", "RoPE", "Rsqrt", "Sigmoid", "Erf", "Tanh"}
+    assert others.isdisjoint(names)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_x7_another_stream(name: str) -> None:
+    function = FUNCTIONS[name]
+    arguments, slopes = function.arguments(), gradients(function.ours, len(function.shapes()))
+    expected, right = function.ours(*arguments), slopes(*arguments)
+    with mx.stream(mx.new_stream(mx.cpu)):
+        assert same_bits(function.ours(*arguments), expected)
+        assert all(same_bits(a, b) for a, b in zip(slopes(*arguments), right, strict=True))
+
+
+def test_f31_x7_many_threads_at_once() -> None:
+    """Each function and its gradient, in eight threads that begin with another one each."""
+    cases = [
+        (f.ours, f.arguments(), gradients(f.ours, len(f.shapes()))) for f in FUNCTIONS.values()
+    ]
+    expected = [[of(*arguments), *slopes(*arguments)] for of, arguments, slopes in cases]
+    mx.eval(expected)
+    start, failures = threading.Barrier(8), []
+
+    def work(first: int) -> None:
+        try:
+            start.wait()
+            for number in range(len(cases)):
+                position = (first + number) % len(cases)
+                of, arguments, slopes = cases[position]
+                made = [of(*arguments), *slopes(*arguments)]
+                assert all(same_bits(a, b) for a, b in zip(made, expected[position], strict=True))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
 
 
 COTANGENTS: dict[str, Callable[[Shape], mx.array]] = {
