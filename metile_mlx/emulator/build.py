@@ -43,7 +43,7 @@ KERNEL_FLAGS = (
 FAST_FLAGS = ("-O2",)
 CHECK_COPIES = "-DMETILE_CHECK_COPIES"
 CHECK_FLAGS = (
-    f"-O1 -DMETILE_CHECKED {CHECK_COPIES} -gline-tables-only -gdwarf-4 "
+    f"-O1 -DMETILE_CHECKED {CHECK_COPIES} -gdwarf-4 -gline-tables-only "
     "-fno-vectorize -fno-slp-vectorize -fsanitize=thread,alignment,array-bounds "
     "-mllvm -tsan-instrument-func-entry-exit=0 -mllvm -tsan-instrument-atomics=0 "
     "-mllvm -tsan-instrument-read-before-write=1"
