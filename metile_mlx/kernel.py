@@ -21,7 +21,7 @@ from metile_mlx.dispatch import (
 from metile_mlx.dtypes import bool_, f32, i32
 from metile_mlx.errors import CompileError, LaunchError
 from metile_mlx.frontend.definition import Definition, InlineFunction, Parameter
-from metile_mlx.frontend.usage import array_params
+from metile_mlx.frontend.usage import array_params, may_be_arrays
 from metile_mlx.frontend.values import MISSING, ArraySpec, ScalarSpec, as_constant, constant_key
 from metile_mlx.layout.thread_layout import ThreadLayout
 from metile_mlx.locks import Lock
@@ -231,6 +231,8 @@ class Kernel:
     def _array_spec(self, name: str, value: Any) -> Spec:
         dtype = own_dtype(value.dtype, f"{self.definition.name}: {name}")
         if isinstance(value, Empty) or name in array_params(self.definition):
+            return ArraySpec(dtype)
+        if value.size != 1 and name in may_be_arrays(self.definition):
             return ArraySpec(dtype)
         if value.size != 1:
             raise LaunchError(

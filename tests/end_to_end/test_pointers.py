@@ -200,3 +200,50 @@ def test_a_new_size_compiles_nothing() -> None:
         assert made.tolist() == [2] * n
     assert list(added._specialisations.values())[-1] is special
     assert len(special._texts) == texts
+
+
+@metile.inline
+def at(pointer):
+    return metile.load(pointer)
+
+
+@metile.inline
+def second(source, offsets):
+    moved = source + offsets
+    return at(moved + 1)
+
+
+@metile.kernel
+def by_name(x, y, step, by, READ: metile.constexpr):
+    i = metile.arange(0, 32)
+    source, target = x + i * (step & 3), y + i
+    total = at(x + by % 4 + i * (step & 3)) + READ(x, i)
+    for array in (x, x):
+        total += metile.load(array + i)
+    metile.store(target, total + at(source))
+
+
+def test_pointers_have_names_and_pass_through_inline_functions(backend: str) -> None:
+    """What is no array among the terms may be a lazy scalar, an array of one element (X10)."""
+    x = mx.arange(96).astype(mx.float32)
+    for step, by in ((2, 6), (mx.array(2), mx.array(6))):
+        out = metile.empty(32, mx.float32)
+        made = by_name[1](x, out, step, by, READ=second, backend=backend)
+        expected = x[2:66:2] + x[1:33] + 2 * x[:32] + x[:64:2]
+        assert mx.array_equal(made, expected)
+
+
+@metile.inline
+def endless(pointer):
+    return endless(pointer)
+
+
+@metile.kernel
+def recursive(x, y):
+    metile.store(y + metile.arange(0, 32), endless(x))
+
+
+def test_a_pointer_to_a_recursive_function_is_refused_as_such() -> None:
+    for size in (1, 64):
+        with pytest.raises(metile.CompileError, match="recursion: endless -> endless"):
+            recursive[1](mx.zeros(size), metile.empty(32, mx.float32))
