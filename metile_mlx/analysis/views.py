@@ -106,11 +106,15 @@ class View:
                 unused = what == "stride" and shape[dimension] <= 1
                 if value < 0 or (value > INT32_MAX and not unused):
                     source = f" ({expr})" if expr.names else ""
+                    is_pointer = size_name(self.param) in expr.names
                     raise LaunchError(
                         f"[tensor] {self.param}: {what} {dimension} of its view is {value}{source},"
                         f" expected 0 to {INT32_MAX}",
                         self.loc,
-                        f"pass scalars that make the {what}s of {self.param} fit",
+                        "a pointer's offsets are i32: declare a view of several dimensions, "
+                        f"metile.tensor({self.param}, ...)"
+                        if is_pointer
+                        else f"pass scalars that make the {what}s of {self.param} fit",
                     )
         return shape, strides
 

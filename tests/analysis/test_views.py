@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,6 +17,7 @@ from metile_mlx.analysis.views import (
     max_offset,
     needs_64_bit,
     required_elements,
+    size_name,
     views,
     with_grid,
 )
@@ -178,3 +181,11 @@ def test_x10_a_scalar_given_as_an_mlx_array_turns_the_check_off_and_the_width_to
         checks({}, sizes | {"fixed": 3})
     with pytest.raises(KeyError):
         required_elements(views(p.func())[0], {})
+
+
+def test_x8_an_array_too_large_for_pointers_asks_for_a_view() -> None:
+    whole = View("x", "read", f32, (HostExpr(1, (size_name("x"),)),), (HostExpr(1),))
+    with pytest.raises(LaunchError, match=re.escape("2147483648 (size(x)), expected")) as e:
+        whole.geometry({size_name("x"): 2**31})
+    assert e.value.hint is not None
+    assert "metile.tensor(x, ...)" in e.value.hint
