@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import mlx.core as mx
 import pytest
 
 import metile_mlx as metile
 from metile_mlx import emulator
 from metile_mlx.emulator import front
+from tests.support import emulated
+from tests.support.public import same_bits
 
 ADJACENT = metile.ThreadLayout((5, 6, 0, 1, 2, 3, 4), elements_per_thread=4)
 STRIPED = metile.ThreadLayout.identity(128, elements_per_thread=4)
@@ -75,6 +79,45 @@ def test_v2_the_text_is_legal_msl(dtype: mx.Dtype) -> None:
         made = doubled[(2,)].prepare(x, metile.empty((n,), dtype), n, 0, ADJACENT, target="metal")
         assert "metile_load4" in made.msl
         assert not front.examine(made.msl).findings
+
+
+WHOLE = metile.ThreadLayout((7, 8, *range(7)), elements_per_thread=4)
+
+
+@metile.kernel
+def computed(x, y):
+    """A tile of 32 by 16 as it is, doubled, its maximum with 2, and chosen by a comparison."""
+    source = metile.tensor(x, shape=(32, 16))
+    target = metile.tensor(y, shape=(4, 32, 16), access="write")
+    i = metile.arange(0, 512, layout=WHOLE)
+    at = (i // 16, i % 16)
+    value = source.load(at)
+    target.store((0, *at), value)
+    target.store((1, *at), value + value)
+    target.store((2, *at), metile.maximum(value, 2))
+    target.store((3, *at), metile.where(value > 2, value, -value))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("backend", ["cpu", "reference", "emulator"])
+def test_f14_groups_are_carried_as_bits_and_computed_as_numbers(backend: str) -> None:
+    """Bit for bit MLX's; bf16 has all integers up to 256, above they are rounded here, too."""
+
+    def launch(dtype: mx.Dtype) -> mx.array:
+        out = metile.empty((4, 32, 16), dtype)
+        made: mx.array = computed[1](tiles[dtype], out, backend=backend)
+        return made
+
+    tiles = {dtype: mx.arange(512).reshape(32, 16).astype(dtype) for dtype in DTYPES}
+    if backend == "emulator":
+        emulated.prebuild(partial(launch, dtype) for dtype in DTYPES)
+    for dtype, x in tiles.items():
+        two = mx.array(2, dtype)
+        expected = mx.stack([x, x + x, mx.maximum(x, two), mx.where(x > two, x, -x)])
+        with emulator.checked(schedules=2):
+            assert same_bits(launch(dtype), expected), dtype
+    report = computed[1].prepare(x, metile.empty((4, 32, 16), dtype)).execution_report
+    assert (len(report.grouped_loads), len(report.grouped_stores)) == (1, 4)
 
 
 def check(
