@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -18,7 +19,7 @@ from metile_kernels.reductions import (
     reduce_rows,
 )
 from metile_mlx import emulator
-from tests.support.profile import count
+from tests.support import emulated
 from tests.support.public import compilations, same_bits
 from tests.support.rounding import exact
 from tests.support.rows import DTYPES, INF, NAN, WIDTHS, near, normal
@@ -98,15 +99,26 @@ def test_integers_wrap_and_have_the_ends_of_their_range(axis: int) -> None:
             assert made.tolist() == [-(2**31), 2**31 - 1]
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_b1_on_the_reference(axis: int) -> None:
+    for dtype, shape in zip(DTYPES, SHAPES, strict=True):
+        check(normal(shape, dtype), axis, shape, backend="reference")
+
+
 @pytest.mark.emulator
 @pytest.mark.parametrize("axis", [0, 1])
-def test_b1_on_the_reference_and_in_the_emulator(axis: int) -> None:
-    option = "block" if axis == 0 else "BLOCK"
-    for dtype, shape in zip(DTYPES[-count(ci=1, full=3) :], SHAPES, strict=False):
-        x = normal(shape, dtype)
-        check(x, axis, shape, **{option: 64}, backend="reference")
+def test_b1_any_dtype_in_the_emulator(axis: int) -> None:
+    """The texts are built together."""
+    options: dict[str, Any] = {"backend": "emulator", ("block", "BLOCK")[axis]: 64}
+    emulated.prebuild(
+        partial(REDUCE[axis], mx.zeros((3, 40), dtype), operation, **options)
+        for dtype in DTYPES
+        for operation in OPERATIONS
+    )
+    for dtype in DTYPES:
         with emulator.checked(schedules=2):
-            check(x, axis, shape, **{option: 64}, backend="emulator")
+            for shape in (*SHAPES, (1, 1), (130, 3), (2, 4096)):
+                check(normal(shape, dtype), axis, shape, **options)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ import pytest
 import metile_mlx as metile
 from metile_kernels.top1 import top1, top1_gradient
 from metile_mlx import emulator
+from tests.support import emulated
 from tests.support.public import compilations, same_bits
 from tests.support.rounding import exact
 from tests.support.rows import DTYPES, INF, NAN, WIDTHS, normal
@@ -47,6 +49,18 @@ def test_b1_any_width_with_one_text(dtype: mx.Dtype) -> None:
             if dtype in DTYPES:
                 check(normal((3, width), dtype), width, backend="cpu")
     assert found == []
+
+
+@pytest.mark.emulator
+def test_b1_any_width_and_dtype_in_the_emulator() -> None:
+    """The texts are built together; numbers of which most are equal (F51)."""
+    dtypes, options = (*DTYPES, mx.int32, mx.uint32), {"BLOCK": 128, "backend": "emulator"}
+    emulated.prebuild(partial(run, mx.zeros((3, 40), dtype), **options) for dtype in dtypes)
+    for dtype in dtypes:
+        with emulator.checked(schedules=2):
+            for width in WIDTHS[:-1]:
+                some = mx.random.randint(0, 3, (3, width), key=mx.random.key(width)).astype(dtype)
+                check(some, width, **options)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
