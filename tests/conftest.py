@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
@@ -23,6 +24,8 @@ os.environ["METILE_VERIFY"] = "full"
 # Thousands of generated kernels don't belong in the cache of whoever runs the tests.
 os.environ.setdefault("METILE_CACHE_DIR", str(ROOT / "build" / "test-cache"))
 mlx_jit.redirect(ROOT / "build" / "test-mlx")
+# Syntax trees and programs are many objects and few cycles: a sixth of Python's time went there.
+gc.set_threshold(100_000, 20, 20)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,6 +72,13 @@ def _faulty(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
     tried.note_item(item.nodeid, getattr(item, "obj", None))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays."""
+    gc.collect()
+    gc.freeze()
 
 
 class Failures:
