@@ -38,15 +38,19 @@ from metile_mlx.ir.metal import (
     Barrier,
     Binary,
     If,
+    Load,
     NumPrograms,
     Print,
     ProgramId,
     Shuffle,
     SimdReduce,
+    Store,
     ThreadIndex,
 )
 from metile_mlx.target import SIMD_WIDTH
 
+# Fewer are too few for their order to matter.
+_SLOTS = 4
 _RUN = "static __attribute__((noinline)) void metile_run("
 _RANGE = "const uint32_t* grid, uint64_t begin, uint64_t end"
 _SIGNATURE = (
@@ -217,6 +221,9 @@ class _Cpp(CppRows):
             small = step > SIMD_WIDTH and is_small(segment)
             self.helpers.add("unroll_small" if small else "unroll")
             self.line("METILE_UNROLL_SMALL" if small else "METILE_UNROLL")
+        elif not outer and begin == "0" and not end and self._copies_wide_slots(segment):
+            self.helpers.add("neighbours")
+            self.line("METILE_NEIGHBOURS")
         inner = {"group": "lane", "high": "low", "": "thread"}[outer]
         last = end or f"{segment.extent or step}"
         self._open(f"for (uint32_t {inner} = {begin}; {inner} < {last}; ++{inner}) {{")
@@ -230,6 +237,15 @@ class _Cpp(CppRows):
         for _ in range(1 + (outer == "high")):
             self._close()
         self._segment = None
+
+    def _copies_wide_slots(self, segment: Segment) -> bool:
+        """Whether its loop reads slots of 32 lanes of 32 bits and writes to the same places."""
+        if (segment.extent or self.func.threads) != SIMD_WIDTH:
+            return False
+        loads = (i for i in segment.ops if isinstance(i, Load) and element(i.result).bytes == 4)
+        stores = (i for i in segment.ops if isinstance(i, Store) and element(i.value).bytes == 4)
+        places = {item.index for item in loads}.intersection(item.index for item in stores)
+        return len(places) >= _SLOTS
 
     def _combine(self, segment: Segment) -> None:
         """The reductions over lanes whose values an earlier segment of this simdgroup has kept."""

@@ -35,6 +35,16 @@ _UNROLL_SMALL = """\
 #define METILE_UNROLL_SMALL _Pragma("GCC unroll 64")
 #endif
 """
+# A slot of 32 lanes of 32 bits is two vectors and two lines of memory. Left alone, clang++ goes
+# through the first halves of all slots, then through the second ones. With both halves at once,
+# `add_rms_norm` of 1009 and 1024 columns from memory takes 0.65 to 0.75 of the time.
+_NEIGHBOURS = """\
+#if defined(__clang__)
+#define METILE_NEIGHBOURS _Pragma("clang loop interleave_count(2)")
+#else
+#define METILE_NEIGHBOURS
+#endif
+"""
 # Of a few versions this is the one that g++ and clang++ both make a dozen instructions of; left to
 # themselves they combine several simdgroups at once, with gathers.
 _SIMD = """\
@@ -89,6 +99,7 @@ HELPERS = {
     "multiply": '#include "metile_cpu_multiply.h"\n',
     "unroll": _UNROLL,
     "unroll_small": _UNROLL_SMALL,
+    "neighbours": _NEIGHBOURS,
     **{simd_helper(kind, dtype): _simd(kind, dtype) for kind in CombineKind for dtype in REDUCED},
     **{f"below_{dtype}": _BELOW.format(dtype=dtype, type=CPP.types[dtype]) for dtype in (i32, u32)},
 }
@@ -97,7 +108,7 @@ _HALVES = frozenset({f16, bf16})
 TAKEN = (
     *("buffers", "scalars", "grid", "begin", "end", "thread", "lane", "group", "high", "low"),
     *("holds", "program", "program_x", "program_y", "program_z", "metile_run", "metile_entry"),
-    *("METILE_UNROLL", "METILE_UNROLL_SMALL", "METILE_MADD", "metile_scalar"),
+    *("METILE_UNROLL", "METILE_UNROLL_SMALL", "METILE_NEIGHBOURS", "METILE_MADD", "metile_scalar"),
     *("METILE_CPU_H", "METILE_CPU_MATH_H", "METILE_CPU_TRIG_H"),
     *("METILE_CPU_MULTIPLY_H", "METILE_FUSED", "METILE_APART", "metile_multiply"),
     "metile_multiply_block",

@@ -258,6 +258,25 @@ def test_b1_every_block_has_a_legal_layout_on_the_cpu_and_none_elsewhere(dtype: 
             assert row_layout(other, dtype, 1 << bit, 1 << bit) is None
 
 
+def test_b1_a_slot_of_16_bits_is_a_line_where_four_arrays_are_gone_through() -> None:
+    """32 threads of two bytes; whole 16 bytes of f16, and wider rows, stay as they are."""
+    for dtype, columns, values in (
+        (metile.bf16, 1009, 32),
+        (metile.bf16, 1024, 32),
+        (metile.f16, 1009, 32),
+        (metile.f16, 1024, 16),
+        (metile.bf16, 1025, 16),
+        (metile.f32, 1009, 32),
+        (metile.bf16, 100, 4),
+    ):
+        block = max(32, 1 << (columns - 1).bit_length())
+        held = row_layout("cpu", dtype, columns, block, arrays=4)
+        assert held == metile.ThreadLayout.identity(block, values)
+        for backend in ("cuda", "metal"):
+            few = row_layout(backend, dtype, columns, block)
+            assert row_layout(backend, dtype, columns, block, arrays=4) == few
+
+
 @pytest.mark.parametrize("dtype", list(CPU_VALUES))
 def test_b1_rows_of_whole_16_bytes_are_grouped_on_cuda(dtype: Any) -> None:
     """Others begin anywhere: striped. Each holds the block, in 32 to 1024 threads."""

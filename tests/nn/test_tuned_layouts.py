@@ -16,7 +16,7 @@ from metile_kernels.rmsnorm import rmsnorm_register
 from metile_kernels.softmax import softmax
 from metile_mlx import config
 from metile_mlx.autotune import Autotuned
-from metile_mlx.dtypes import f32
+from metile_mlx.dtypes import bf16, f32
 from metile_mlx.nn import row_kernels
 from metile_mlx.nn.cross_entropy import CrossEntropy
 from metile_mlx.nn.layer_norm import LayerNormRows
@@ -119,6 +119,9 @@ def test_the_table_comes_first_and_all_are_legal() -> None:
         for bit in range(5, 16):
             found = row_layouts(backend, f32, 1 << bit, 1 << bit)
             assert found[0] == row_layout(backend, f32, 1 << bit, 1 << bit)
+            more = row_layouts(backend, bf16, 1 << bit, 1 << bit, arrays=4)
+            assert more[0] == row_layout(backend, bf16, 1 << bit, 1 << bit, arrays=4)
+            assert len(set(more)) == len(more)
             assert all(held is None or held.size == 1 << bit for held in found)
             assert len(set(found)) == len(found) <= 10
         blocks = row_blocks(backend)
