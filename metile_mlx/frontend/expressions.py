@@ -205,13 +205,25 @@ class Expressions:
         lhs = self.value(node.left)
         result: object = True
         for op, right in zip(node.ops, node.comparators, strict=True):
-            rhs = self.value(right)
+            rhs = self.value(right) if result is True else self._behind(right)
             single = self._comparison(op, lhs, rhs)
             result = single if result is True else self._both(result, single)
             if result is False:
                 return False
             lhs = rhs
         return result
+
+    def _behind(self, node: ast.expr) -> object:
+        """An operand behind the first comparison of a chain, which Python may not evaluate."""
+        scope, value, _ = self._way(node)
+        if scope.writes():
+            raise CompileError(
+                "a function that stores stands behind the first comparison of a chain",
+                self.loc(node),
+                "write the comparisons one by one: a < b and b < c",
+            )
+        self.build.splice(scope)
+        return value
 
     def _comparison(self, op: ast.cmpop, lhs: object, rhs: object) -> object:
         static = STATIC_COMPARE.get(type(op))

@@ -80,3 +80,17 @@ def test_a_branch_may_choose_what_has_no_arithmetic(dtype: mx.Dtype, backend: st
     out = metile.empty(64, dtype)
     assert mx.array_equal(moved[1](x, out, 4, backend=backend), x)
     assert mx.array_equal(moved[1](x, out, 3, backend=backend), x[::-1])
+
+
+@metile.kernel
+def chained(y, n):
+    out = metile.tensor(y, shape=8, access="write")
+    if 0 < n < noted(out, 0, 5):
+        out.store(1, 1)
+
+
+def test_a_store_behind_the_first_comparison_of_a_chain_is_refused() -> None:
+    with pytest.raises(metile.CompileError, match="behind the first comparison") as caught:
+        chained[1](metile.empty(8, mx.int32), 1)
+    assert caught.value.loc is not None
+    assert caught.value.loc.column == 16
