@@ -206,6 +206,11 @@ def test_x7_second_derivatives_and_jvp(batchable: str, name: str) -> None:
         for of in (function.ours, function.theirs)
     ]
     close(*pushed)
+    slopes = [
+        mx.jvp(lambda x, f=of: gradient(f)(x, *others), [x], [direction])[1][0]
+        for of in (function.ours, function.theirs)
+    ]
+    close(*slopes, 1e-4)
 
 
 CASES = [(name, axes) for name, function in FUNCTIONS.items() for axes in function.axes]
