@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from metile_mlx.dtypes import DType, f16
+from metile_mlx.dtypes import DType, f16, i64, u64
 from metile_mlx.errors import LaunchError, OutOfResources, UnsupportedError
 from metile_mlx.ir.core import Block, Func, Op, Value, walk
 from metile_mlx.ir.lanes import LaneReduce, LaneShuffle, Shared, Sync, ThreadId
@@ -130,6 +130,9 @@ def _constant(s: Programs, op: Constant) -> mx.array:
     if op.dtype == f16 and op.value != op.value:
         # MLX's own NaN of this dtype is a signalling one.
         return mx.array([[0x7E00]], mx.uint16).view(mx.float16)
+    if op.dtype == u64 and op.value > i64.max:
+        # MLX takes no such number.
+        return mx.array([[int(op.value) - (1 << 64)]], mx.int64).view(mx.uint64)
     return mx.array([[op.value]], mlx_dtypes()[op.dtype])
 
 

@@ -140,6 +140,23 @@ def test_k2_a_literal_that_is_no_number_or_signed(number: float, backend: str) -
 
 
 @metile.kernel
+def largest(x, y, NUMBER: metile.constexpr):
+    i = metile.arange(0, 32)
+    target = metile.tensor(y, shape=33, access="write")
+    target.store(i, metile.tensor(x, shape=3).load(i, fill=NUMBER))
+    target.store(32, NUMBER)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number"), [(mx.uint64, 2**64 - 1), (mx.int64, -(2**63)), (mx.int8, -128)]
+)
+def test_k4_the_ends_of_integers(dtype: mx.Dtype, number: int, backend: str) -> None:
+    x = mx.array([1, 2, 3], dtype)
+    made = largest[1](x, metile.empty(33, dtype), NUMBER=number, backend=backend)
+    assert made.tolist() == [1, 2, 3, *[number] * 30]
+
+
+@metile.kernel
 def axes(y, nx, ny, nz):
     target = metile.tensor(y, shape=(nz, ny, nx), access="write")
     px, py, pz = metile.program_id(0), metile.program_id(1), metile.program_id(2)
