@@ -18,6 +18,7 @@ from types import CellType, CodeType, FunctionType, ModuleType
 # What `compile` has to be told again; the bits of `from __future__ import ...`.
 _FUTURES = 0x1FF0000
 UNKNOWN = object()
+_LOOKS_AT_NAMES = ("eval", "exec", "locals")
 
 
 class Unreadable(Exception):
@@ -85,6 +86,8 @@ def read(function: object) -> Source:
         raise Unreadable("its source is not a function that compiles to what runs")
     if any(_is_private(node) for node in ast.walk(tree)):
         raise Unreadable("it has names that Python mangles, such as self.__x")
+    if any(isinstance(node, ast.Name) and node.id in _LOOKS_AT_NAMES for node in ast.walk(tree)):
+        raise Unreadable("it may look at its own names, by eval, exec or locals")
     return Source(function, _bare(copy.deepcopy(tree)))
 
 

@@ -37,6 +37,10 @@ class Child(Base):
     def private(self) -> int:
         return self.__secret()
 
+    def evaluated(self, x: int) -> Any:
+        """`x` may change in the text."""
+        return eval("x.__iadd__(1)")
+
     def fails(self, x: int) -> float:
         y = x - x
         return x / y
@@ -120,6 +124,7 @@ def _reloaded(function: FunctionType) -> FunctionType:
     [
         ((lambda x: x, lambda x: x)[1], "not a function that compiles"),
         (Child.private, "mangles"),
+        (Child.evaluated, "may look at its own names, by eval, exec or locals"),
         (len, "builtin_function_or_method, not a Python function"),
         (mx.compile(made_by(1)), "gc_func, not a Python function"),
     ],
