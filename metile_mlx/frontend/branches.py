@@ -77,7 +77,7 @@ def _side(
         )
     tiles = [item.type for item in both if isinstance(item, Value) and _is_tile(item)]
     with build.inside(scope):
-        made = build.lift(value, _common(build, both))
+        made = build.lift(value, chosen(build, both))
         shape = next((type_.shape for type_ in tiles if isinstance(type_, TileType)), None)
         if shape is None or _is_tile(made):
             if isinstance(made.type, TileType) and made.type.shape != shape:
@@ -91,7 +91,7 @@ def _side(
         return build.add(Splat(made, shape), name)
 
 
-def _common(build: Build, both: tuple[object, object]) -> DType:
+def chosen(build: Build, both: tuple[object, object]) -> DType:
     """The dtype of a choice: one that has no arithmetic may be chosen, too."""
     dtypes = {element(item) for item in both if isinstance(item, Value)}
     if len(dtypes) == 1 and all(isinstance(item, Value) for item in both):

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import ClassVar
 
 from metile_mlx.errors import CompileError, Loc, MetileError
-from metile_mlx.frontend.branches import merge
+from metile_mlx.frontend.branches import chosen, merge
 from metile_mlx.frontend.build import Build, Scope
 from metile_mlx.frontend.calls import Inline, attribute_of, call_function
 from metile_mlx.frontend.definition import Definition, InlineFunction
@@ -307,8 +307,8 @@ class Expressions:
             return self._branch(condition, "choice", ways)
         for scope, _, _ in ways:
             self.build.splice(scope)
-        values = tuple(value for _, value, _ in ways)
-        dtype = self.build.common(*values)
+        values = (ways[0][1], ways[1][1])
+        dtype = chosen(self.build, values)
         on_true, on_false = (self.build.lift(value, dtype) for value in values)
         return self.build.add(Select(condition, on_true, on_false), "choice")
 

@@ -71,7 +71,8 @@ def moved(x, y, n):
         other = value
     else:
         other = source.load(63 - i)
-    metile.tensor(y, shape=64, access="write").store(i, other)
+    again = other if n < 10 else value
+    metile.tensor(y, shape=64, access="write").store(i, again)
 
 
 @pytest.mark.parametrize("dtype", [mx.int8, mx.uint16, mx.int64])
