@@ -131,9 +131,11 @@ def _set(block: _Block | None) -> Iterator[None]:
     try:
         yield
     finally:
-        # Left in another context, as by a generator of asyncio's: it has its own value.
-        with suppress(ValueError):
-            _inside.reset(token)
+        # A block that was entered later may be open still, and knows which one it is in.
+        if _inside.get() is block:
+            # Left in another context, as by a generator of asyncio's: it has its own value.
+            with suppress(ValueError):
+                _inside.reset(token)
 
 
 def _is_active() -> bool:

@@ -193,6 +193,21 @@ def test_left_in_another_context_the_block_ends(ours: list[str]) -> None:
     assert nn.RMSNorm.__call__ is method
 
 
+def test_blocks_may_be_left_in_any_order(ours: list[str]) -> None:
+    """Whoever was asked to keep one open still has it when the one around it is left."""
+    method, module = nn.RMSNorm.__call__, nn.RMSNorm(DIMS)
+    first, second = metile.nn.using(), metile.nn.using()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    module(X)
+    assert ours == ["rms_norm"]
+    second.__exit__(None, None, None)
+    module(X)
+    assert ours == ["rms_norm"]
+    assert nn.RMSNorm.__call__ is method
+
+
 def test_patch_inside_the_block_compares_with_mlx(ours: list[str]) -> None:
     method, model = nn.RMSNorm.__call__, nn.Sequential(nn.RMSNorm(DIMS))
     with metile.nn.using():
