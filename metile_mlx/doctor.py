@@ -22,7 +22,7 @@ from metile_mlx import config
 from metile_mlx.backends import BACKENDS
 from metile_mlx.emulator import toolchain as emulator_toolchain
 from metile_mlx.errors import MetileError
-from metile_mlx.runtime import cache, cpu_module, toolchain
+from metile_mlx.runtime import cache, cpu_module, extension, toolchain
 from metile_mlx.runtime.backend import Backend, wanted
 from metile_mlx.runtime.optional import MLX_MISSING, NANOBIND_MISSING, mx, nanobind
 from metile_mlx.target import BY_NAME, MAX_TILE, SIMD_WIDTH
@@ -261,7 +261,7 @@ def versions() -> dict[str, str]:
     return {
         "metile-mlx": own,
         "python": python,
-        "mlx": cpu_module.MLX_VERSION or f"missing: {MLX_MISSING}",
+        "mlx": extension.MLX_VERSION or f"missing: {MLX_MISSING}",
         "nanobind": f"missing: {NANOBIND_MISSING}"
         if NANOBIND_MISSING
         else str(nanobind.__version__),

@@ -36,7 +36,18 @@ def _grid(grid: Sequence[int]) -> str:
     return " x ".join(str(extent) for extent in grid)
 
 
-def _sections(report: ExecutionReport) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+Section = tuple[str, list[tuple[str, ...]]]
+
+
+def _sections(report: ExecutionReport) -> Iterator[Section]:
+    """Titles and rows; those that are seldom there only where they have rows."""
+    yield from _ownership(report)
+    yield from _threads(report)
+    yield from _launch(report)
+
+
+def _ownership(report: ExecutionReport) -> Iterator[Section]:
+    """Who owns what, and how owners change."""
     yield (
         "value layouts",
         [
@@ -76,6 +87,10 @@ def _sections(report: ExecutionReport) -> Iterator[tuple[str, list[tuple[str, ..
         )
     if any(c.cost is not None for c in report.layout_conversions):
         yield "conversion costs", [row for c in report.layout_conversions for row in _costs(c)]
+
+
+def _threads(report: ExecutionReport) -> Iterator[Section]:
+    """What threads share, and how they compute and move values together."""
     yield (
         "threadgroup memory",
         [(a.scratch, f"{a.elements} x {a.dtype}", f"{a.bytes} bytes") for a in report.allocations],
@@ -98,6 +113,10 @@ def _sections(report: ExecutionReport) -> Iterator[tuple[str, list[tuple[str, ..
         ("grouped stores", report.grouped_stores),
     ):
         yield title, [(g.tensor, g.dtype, f"x{g.width}", g.where) for g in groups]
+
+
+def _launch(report: ExecutionReport) -> Iterator[Section]:
+    """What a launch writes, and what was checked of it."""
     yield (
         "outputs",
         [

@@ -167,31 +167,24 @@ def check(
     dispatch = launcher.prepare(*args, backend=backend, **options)
     request = dispatch.reference_request()
     name = dispatch.execution_report.backend
-    expected = _results(launcher(*args, backend="reference", **options))
-    runs: dict[str, tuple[mx.array, ...]] = {}
-    if name not in ("reference", "emulator"):
-        runs[name] = _results(launcher(*args, backend=name, **options))
+
+    def results(backend: str) -> tuple[mx.array, ...]:
+        return _results(launcher(*args, backend=backend, **options))
+
+    expected = results("reference")
+    runs = {} if name in ("reference", "emulator") else {name: results(name)}
     findings = None
     reason = emulator.available()
     if reason is None:
         emulator.take()
         with emulator.options(checked=True, schedules=schedules):
-            runs["emulator"] = _results(launcher(*args, backend="emulator", **options))
+            runs["emulator"] = results("emulator")
         findings = emulator.take()
     arrays = dict(zip(request.inputs, kernel.read_arrays(dispatch, args, constexprs), strict=True))
     judge = _Judge(request, arrays, schedule or kernel.schedule, rtol, atol)
+    compared = judge.compare_all(runs, expected)
     report = CheckReport(
-        request.func.name,
-        request.grid,
-        name,
-        reason or "",
-        schedules,
-        tuple(
-            judge.compare(run, position, made[position], expected[position])
-            for run, made in runs.items()
-            for position in range(len(expected))
-        ),
-        findings,
+        request.func.name, request.grid, name, reason or "", schedules, compared, findings
     )
     if not report.ok:
         raise CheckError(report)
@@ -220,6 +213,16 @@ class _Judge:
         self._schedule = schedule
         self._limits = (rtol, atol)
         self._exact = exact_outputs(request.func)
+
+    def compare_all(
+        self, runs: Mapping[str, Sequence[mx.array]], expected: Sequence[mx.array]
+    ) -> tuple[Comparison, ...]:
+        """Every output of every run."""
+        return tuple(
+            self.compare(run, position, made[position], expected[position])
+            for run, made in runs.items()
+            for position in range(len(expected))
+        )
 
     def compare(self, run: str, position: int, found: mx.array, expected: mx.array) -> Comparison:
         """One output of a run beside the reference's."""

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.machinery
-import importlib.util
-import sys
-import sysconfig
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from metile_mlx.emulator import toolchain
-from metile_mlx.errors import BackendError
 from metile_mlx.locks import Lock
-from metile_mlx.runtime import cache, cpu_module
-from metile_mlx.runtime.optional import mx, nanobind
-from metile_mlx.runtime.toolchain import CompilerFailed, Toolchain
+from metile_mlx.runtime.extension import Extension
+from metile_mlx.runtime.optional import mx
 
 NAME = "metile_emulator_host"
 HERE = Path(__file__).parent
@@ -68,6 +60,15 @@ class HostModule(Protocol):
     def take_results(self) -> list[tuple[str, list[dict[str, Any]]]]: ...
 
 
+MODULE = Extension(
+    NAME,
+    "the emulator's module",
+    HERE / "runtime/host.cpp",
+    SOURCES,
+    (RUNTIME, HERE / "headers/msl"),
+    ("-ldl",),
+)
+
 _lock = Lock()
 _loaded: list[HostModule] = []
 
@@ -80,64 +81,5 @@ def load() -> HostModule:
     """
     with _lock:
         if not _loaded:
-            _loaded.append(_import(_built(toolchain.find())))
+            _loaded.append(cast(HostModule, MODULE.load(toolchain.find())))
         return _loaded[0]
-
-
-def _import(path: Path) -> HostModule:
-    loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
-    spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
-    if spec is None:
-        raise BackendError(f"{path} is not a Python module")
-    try:
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-    except ImportError as error:
-        raise BackendError(f"the emulator's module can't be imported: {error}") from error
-    return cast(HostModule, module)
-
-
-def _built(chain: Toolchain) -> Path:
-    root = cpu_module._mlx_root()
-    parts = [path.read_text(encoding="utf-8") for path in SOURCES]
-    key = cache.key(
-        *parts, cpu_module.FLAGS, chain.identity(), sys.version, cpu_module.MLX_VERSION,
-        nanobind.__version__, str(root),
-    )  # fmt: skip
-    with cache.locked(NAME):
-        return cache.publish(
-            f"{NAME}-{key}{sysconfig.get_config_var('EXT_SUFFIX')}",
-            functools.partial(_build, chain, root),
-        )
-
-
-def _build(chain: Toolchain, root: Path, folder: Path) -> Path:
-    binding = Path(nanobind.include_dir())
-    includes = (
-        sysconfig.get_paths()["include"],
-        str(binding),
-        str(binding.parent / "ext/robin_map/include"),
-        str(root / "include"),
-        str(RUNTIME),
-        str(HERE / "headers/msl"),
-    )
-    flags = [*cpu_module.FLAGS.split(), *(f"-I{path}" for path in includes)]
-    sources = (HERE / "runtime/host.cpp", cpu_module._nanobind_source())
-    objects = [str(folder / f"{source.stem}.o") for source in sources]
-    shared = folder / f"{NAME}.so"
-
-    def compile_one(source: Path, target: str) -> None:
-        chain.run([*flags, "-c", str(source), "-o", target])
-
-    library = root / "lib"
-    try:
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(compile_one, sources, objects))
-        chain.run(
-            ["-shared", *objects, f"-L{library}", "-lmlx", f"-Wl,-rpath,{library}", "-ldl",
-             "-o", str(shared)]
-        )  # fmt: skip
-    except CompilerFailed as error:
-        text = "\n".join(str(error).splitlines()[:20])
-        raise BackendError(f"{chain.name} can't build the emulator's module:\n{text}") from error
-    return shared

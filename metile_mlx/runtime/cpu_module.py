@@ -5,28 +5,29 @@ Built on the user's machine against the headers of the MLX that is installed, ab
 
 from __future__ import annotations
 
-import functools
-import importlib.machinery
-import importlib.util
 import os
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, cast
 
 from metile_mlx.errors import BackendError, LaunchError, MetileError
 from metile_mlx.locks import Lock
-from metile_mlx.runtime import cache
-from metile_mlx.runtime.optional import MLX_MISSING, NANOBIND_MISSING, mx, nanobind
-from metile_mlx.runtime.toolchain import CompilerFailed, Toolchain
+from metile_mlx.runtime.extension import MLX_VERSION, Extension
+from metile_mlx.runtime.optional import mx, nanobind
+from metile_mlx.runtime.toolchain import Toolchain
 
-MLX_VERSION = "" if MLX_MISSING else str(vars(mx)["__version__"])
+HERE = Path(__file__).parent
 NAME = "metile_cpu_runtime"
-SOURCES = ("primitive.cpp", "primitive.h", "launch.h", "strided_copy.h", "thread_pool.h")
-FLAGS = "-std=c++20 -O2 -fPIC -fvisibility=hidden -fno-strict-aliasing -DNDEBUG -DNB_DOMAIN=mlx -w"
+SOURCES = (
+    "primitive.cpp",
+    "primitive.h",
+    "launch.h",
+    "strided_copy.h",
+    "thread_pool.h",
+    "metile_cpu.h",
+)
 
 # Runs in another process: an MLX or nanobind of another ABI crashes there and not here.
 CHECK = """
@@ -78,112 +79,6 @@ class CpuModule(Protocol):
     def thread_count(self) -> int: ...
 
 
-_lock = Lock()
-_loaded: list[CpuModule] = []
-
-
-def load(toolchain: Toolchain) -> CpuModule:
-    """The module, built by `toolchain` where this process has none and the cache neither.
-
-    Raises:
-        BackendError: why it can't be had.
-    """
-    with _lock:
-        if not _loaded:
-            module = _import(_built(toolchain))
-            module.set_errors(MetileError, LaunchError)
-            _loaded.append(module)
-        return _loaded[0]
-
-
-def _import(path: Path) -> CpuModule:
-    loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
-    spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
-    if spec is None:
-        raise BackendError(f"{path} is not a Python module")
-    try:
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-    except ImportError as error:
-        raise BackendError(
-            f"the module of the cpu backend can't be imported: {error}",
-            hint=f"if {path} is damaged or on a file system without execution, remove it or set "
-            "METILE_CACHE_DIR",
-        ) from error
-    return cast(CpuModule, module)
-
-
-def _built(toolchain: Toolchain) -> Path:
-    """The module's file in the cache; built, and tried in another process, where it is missing."""
-    mlx_root = _mlx_root()
-    here = Path(__file__).parent
-    texts = [(here / name).read_text(encoding="utf-8") for name in (*SOURCES, "metile_cpu.h")]
-    key = cache.key(
-        *texts, FLAGS, toolchain.identity(), sys.version, MLX_VERSION, nanobind.__version__,
-        str(mlx_root), CHECK,
-    )  # fmt: skip
-    filename = f"{NAME}-{key}{sysconfig.get_config_var('EXT_SUFFIX')}"
-    with cache.locked(NAME):
-        return cache.publish(filename, functools.partial(_build, toolchain, mlx_root))
-
-
-def _mlx_root() -> Path:
-    """MLX's folder. Raises BackendError where something to build against is missing."""
-    if MLX_MISSING:
-        raise BackendError(f"mlx is not installed: {MLX_MISSING}", hint="pip install 'mlx[cpu]'")
-    if NANOBIND_MISSING:
-        raise BackendError(
-            f"nanobind is not installed: {NANOBIND_MISSING}", hint="pip install nanobind"
-        )
-    root = Path(str(mx.__file__)).parent
-    python_headers = Path(sysconfig.get_paths()["include"])
-    for needed, hint in (
-        (root / "include/mlx/backend/cpu/encoder.h", "pip install 'mlx[cpu]'"),
-        (root / "lib/libmlx.so", "the cpu backend is for Linux; install 'mlx[cpu]' there"),
-        (python_headers / "Python.h", "install Python's headers (python3-dev)"),
-    ):
-        if not needed.exists():
-            raise BackendError(f"{needed} is missing", hint=hint)
-    return root
-
-
-def _build(toolchain: Toolchain, mlx_root: Path, folder: Path) -> Path:
-    binding = Path(nanobind.include_dir())
-    includes = (
-        sysconfig.get_paths()["include"],
-        str(binding),
-        str(binding.parent / "ext/robin_map/include"),
-        str(mlx_root / "include"),
-    )
-    flags = [*FLAGS.split(), *(f"-I{path}" for path in includes)]
-    sources = (Path(__file__).with_name("primitive.cpp"), _nanobind_source())
-    objects = [str(folder / f"{source.stem}.o") for source in sources]
-    shared = folder / f"{NAME}.so"
-
-    def compile_one(source: Path, target: str) -> None:
-        toolchain.run([*flags, "-c", str(source), "-o", target])
-
-    library = mlx_root / "lib"
-    try:
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(compile_one, sources, objects))
-        toolchain.run(
-            ["-shared", *objects, f"-L{library}", "-lmlx", f"-Wl,-rpath,{library}", "-o",
-             str(shared)]
-        )  # fmt: skip
-    except CompilerFailed as error:
-        text = "\n".join(str(error).splitlines()[:20])
-        raise BackendError(
-            f"{toolchain.name} can't build the module of the cpu backend:\n{text}"
-        ) from error
-    _check(shared)
-    return shared
-
-
-def _nanobind_source() -> Path:
-    return Path(nanobind.source_dir()) / "nb_combined.cpp"
-
-
 def _check(path: Path) -> None:
     """Imports the module in another process. Raises BackendError where that process fails."""
     folders = [os.path.abspath(p) for p in sys.path if p]
@@ -210,3 +105,30 @@ def _check(path: Path) -> None:
         f"(mlx {MLX_VERSION}, nanobind {nanobind.__version__})",
         hint="mlx and nanobind must share one ABI: nanobind >= 3.0 for mlx 0.32",
     )
+
+
+MODULE = Extension(
+    NAME,
+    "the module of the cpu backend",
+    HERE / "primitive.cpp",
+    tuple(HERE / name for name in SOURCES),
+    tried=CHECK,
+    trial=_check,
+)
+
+_lock = Lock()
+_loaded: list[CpuModule] = []
+
+
+def load(toolchain: Toolchain) -> CpuModule:
+    """The module, built by `toolchain` where this process has none and the cache neither.
+
+    Raises:
+        BackendError: why it can't be had.
+    """
+    with _lock:
+        if not _loaded:
+            module = cast(CpuModule, MODULE.load(toolchain))
+            module.set_errors(MetileError, LaunchError)
+            _loaded.append(module)
+        return _loaded[0]

@@ -230,7 +230,7 @@ def test_files_of_the_present_folder_do_not_stand_for_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A script may be started in a folder with an mlx.py that it does not import."""
-    module = cpu_module._built(toolchain.find())
+    module = cpu_module.MODULE.built(toolchain.find())
     (tmp_path / "mlx.py").write_text("raise AssertionError")
     monkeypatch.chdir(tmp_path)
     cpu_module._check(module)
