@@ -23,7 +23,7 @@ import numpy as np
 
 import metile_mlx as metile
 from metile_kernels._samples import FLOATS, normal
-from metile_kernels.softmax import LOWEST, larger_and_sum, together
+from metile_kernels.softmax import most_and_total
 
 
 def cross_entropy_reference(
@@ -70,12 +70,7 @@ def cross_entropy(
     source = metile.tensor(logits, shape=(rows, width), access="read")
     row = metile.program_id(0)
     lanes = metile.arange(0, BLOCK)
-    largest = metile.full(BLOCK, LOWEST, metile.f32)
-    total = metile.zeros(BLOCK, metile.f32)
-    for start in metile.tile_range(0, width, BLOCK):
-        value = metile.cast(source.load((row, start + lanes), fill=-math.inf), metile.f32)
-        largest, total = larger_and_sum(largest, total, value)
-    most, total_of_row = together(largest, total)
+    most, total_of_row = most_and_total(source, row, lanes, width, BLOCK)
     target = metile.tensor(targets, shape=rows, access="read").load(row)
     score = source.load((row, target), fill=math.nan)
     loss = metile.log(total_of_row) - (metile.cast(score, metile.f32) - most)

@@ -58,6 +58,17 @@ def together(largest, total):
     return most, metile.sum(total * metile.exp(largest - most))
 
 
+@metile.inline
+def most_and_total(source, row, lanes, width, BLOCK):
+    """The largest element m of a row, and the sum of its exp(x - m), in one loop."""
+    largest = metile.full(BLOCK, LOWEST, metile.f32)
+    total = metile.zeros(BLOCK, metile.f32)
+    for start in metile.tile_range(0, width, BLOCK):
+        value = metile.cast(source.load((row, start + lanes), fill=-math.inf), metile.f32)
+        largest, total = larger_and_sum(largest, total, value)
+    return together(largest, total)
+
+
 @metile.kernel
 def softmax(
     inputs, output, width: int, LOG: metile.constexpr = False, BLOCK: metile.constexpr = 1024
@@ -75,12 +86,7 @@ def softmax(
     result = metile.tensor(output, shape=shape, access="write")
     row = metile.program_id(0)
     lanes = metile.arange(0, BLOCK)
-    largest = metile.full(BLOCK, LOWEST, metile.f32)
-    total = metile.zeros(BLOCK, metile.f32)
-    for start in metile.tile_range(0, width, BLOCK):
-        value = metile.cast(source.load((row, start + lanes), fill=-math.inf), metile.f32)
-        largest, total = larger_and_sum(largest, total, value)
-    most, total_of_row = together(largest, total)
+    most, total_of_row = most_and_total(source, row, lanes, width, BLOCK)
     scale = metile.log(total_of_row) if LOG else 1 / total_of_row
     for start in metile.tile_range(0, width, BLOCK):
         columns = start + lanes
