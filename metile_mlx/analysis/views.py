@@ -146,7 +146,7 @@ def host_number(
             left = host_number(lhs, defined, params)
             right = host_number(rhs, defined, params)
             return None if left is None or right is None else left * right
-        case Load() if value.name in {param.name for param in params}:
+        case Load(given=True):
             # A scalar that is still an MLX array: the scalars of a call lack this name.
             return HostExpr(1, (value.name,))
         case _:

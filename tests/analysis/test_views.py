@@ -136,7 +136,7 @@ def test_x10_a_scalar_loaded_from_an_array_of_one_element_is_not_known() -> None
     """How a scalar given as an MLX array appears: an array parameter, loaded under its name."""
     p = TileProgram()
     entry = p.tensor("n", (1,), "read", dtype=i32)
-    n = p.add(tile.Load(entry, (p.number(0),)), "n")
+    n = p.add(tile.Load(entry, (p.number(0),), given=True), "n")
     p.tensor("x", (n, 4), "read")
     checks = ViewChecks(views(p.func()))
     assert checks({}, {"n": 1, "x": 0}) == 64

@@ -253,6 +253,25 @@ def test_what_no_program_stores_is_zero(dtype: str, backend: str) -> None:
 
 
 @metile.kernel
+def counted(x, y, n):
+    n = metile.load(x + 0)
+    for start in metile.tile_range(0, n, 32):
+        metile.store(y + start + metile.arange(0, 32), metile.full(32, 7, metile.i32))
+
+
+@pytest.mark.parametrize("many", [0, 32])
+def test_a_number_read_under_the_name_of_a_scalar_is_not_that_scalar(many: int) -> None:
+    """F27: the loop runs as often as memory says, and the call's n proves nothing of it."""
+    used = [mx.full((32,), 1, mx.int32) for _ in range(8)]
+    mx.eval(used)
+    del used
+    out = metile.empty((32,), mx.int32)
+    # The reference takes Python numbers as bounds.
+    made = counted[1](mx.array([many], mx.int32), out, 32, backend="cpu")
+    assert made.tolist() == [7 if many else 0] * 32
+
+
+@metile.kernel
 def never(x, y):
     i = metile.arange(0, 32)
     value = metile.tensor(x, shape=32).load(i)
