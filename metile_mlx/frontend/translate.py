@@ -12,6 +12,7 @@ from enum import Enum, auto
 from typing import ClassVar
 
 from metile_mlx.analysis.fills import check_fills
+from metile_mlx.analysis.one_element import check_stores
 from metile_mlx.dtypes import i32
 from metile_mlx.errors import CompileError, Loc, MetileError, UnsupportedError
 from metile_mlx.frontend.branches import merge
@@ -87,6 +88,7 @@ def translate(
     body = Block((*build.entry.ops, *build.ops))
     func = Func(definition.name, (*params, *build.sizes.values()), body, definition.loc)
     check_fills(func)
+    check_stores(func)
     return func
 
 

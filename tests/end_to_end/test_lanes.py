@@ -455,3 +455,26 @@ def test_math_of_the_special_values(backend: str) -> None:
     x = mx.array([math.nan if i == 3 else float(i) for i in range(32)])
     made = collectives[1](x, metile.empty((4, 32), mx.float32), BLOCK=32, backend=backend)
     assert mx.isnan(made[1]).all().item()
+
+
+@metile.kernel
+def one_element(y, n, MASK: metile.constexpr, WHAT: metile.constexpr):
+    target = metile.tensor(y, shape=64, access="write")
+    i, t = metile.arange(0, 64), metile.thread_id()
+    value = t if WHAT == "own" else i if WHAT == "tile" else metile.simd_sum(t)
+    if MASK == "none":
+        target.store(n, metile.simd_sum(t))
+    elif MASK == "five":
+        target.store(n, value, mask=i < 5)
+    else:
+        target.store(n, value, mask=t == 7)
+
+
+@pytest.mark.parametrize("what", ["own", "tile", "sum"])
+def test_several_threads_with_one_element_are_refused(what: str, backend: str) -> None:
+    out = metile.empty(64, mx.int32)
+    for mask, count in (("none", 64), ("five", 5)):
+        with pytest.raises(metile.CompileError, match=f"{count} threads store to one element"):
+            one_element[1](out, 3, MASK=mask, WHAT=what, backend=backend)
+    made = one_element[1](out, 3, MASK="one", WHAT=what, backend=backend)
+    assert made.tolist() == [0, 0, 0, 496 if what == "sum" else 7, *[0] * 60]
