@@ -9,9 +9,11 @@ this model.
 from __future__ import annotations
 
 import copy
+import dis
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+from types import FunctionType
 from typing import Any
 
 from metile_mlx.nn.optional import Module
@@ -175,11 +177,25 @@ def _refusal(module: Any, original: Any) -> str | None:
 
 def fusible_norms(module: Any) -> frozenset[str]:
     """Attributes that hold a norm which can be computed with the sum before it."""
+    kind: Any = type(module)
+    moving = _set_by_methods(kind)
     return frozenset(
         key
         for key, value in module.items()
-        if isinstance(value, Module) and form_of(value) is not None
+        if isinstance(value, Module) and key not in moving and form_of(value) is not None
     )
+
+
+@lru_cache(maxsize=_KEPT)
+def _set_by_methods(kind: type) -> frozenset[str]:
+    """Attributes that a method sets, which `__call__` may call between a sum and its norm."""
+    found: set[str] = set()
+    for base in kind.__mro__[: kind.__mro__.index(Module)]:
+        for name, value in vars(base).items():
+            if isinstance(value, FunctionType) and name not in ("__init__", "__call__"):
+                instructions = dis.get_instructions(value)
+                found |= {i.argval for i in instructions if i.opname == "STORE_ATTR"}
+    return frozenset(found)
 
 
 _classes: dict[object, type] = {}

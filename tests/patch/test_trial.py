@@ -180,3 +180,30 @@ def test_a_class_is_derived_from_once() -> None:
         assert Trial(made(Noting), (TOKENS,), ALL).run()
     # One to ask, and one with the operations.
     assert noted == ["Noting"] * 2
+
+
+class Alternating(nn.Module):
+    """Behind a flag that the sample does not set, the norm is another one at the sum's norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.other = nn.RMSNorm(DIMS), nn.RMSNorm(DIMS)
+        self.other.weight = 2 * self.other.weight
+        self.flag = False
+
+    def alternate(self) -> None:
+        if self.flag:
+            self.norm, self.other = self.other, self.norm
+
+    def __call__(self, x: mx.array) -> mx.array:
+        h = x + x
+        self.alternate()
+        return self.norm(h)
+
+
+def test_a_norm_that_a_method_exchanges_is_not_computed_with_its_sum() -> None:
+    x, module = mx.random.normal((2, DIMS)), Alternating()
+    expected = module(x)
+    assert kinds_of(metile.patch(module, sample=x)) == {"norm"}
+    module.flag = True
+    assert mx.allclose(module(x), 2 * expected, rtol=1e-5)
