@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -19,6 +21,7 @@ from metile_kernels.activations import (
 )
 from metile_mlx import emulator
 from metile_mlx.nn.layouts import flat_layout
+from tests.support import emulated
 from tests.support.public import compilations
 from tests.support.rounding import exact
 
@@ -51,25 +54,39 @@ def slope(name: str, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return made
 
 
-def launches(name: str, size: int, dtype: mx.Dtype, **options: Any) -> None:
-    """The kernels of a function, compared: all four in one dtype, the first in the others."""
+def kernels(name: str, size: int, dtype: mx.Dtype, **options: Any) -> list[Callable[[], Any]]:
+    """The launches of a function's four kernels, on the same numbers."""
     function: Any = getattr(activations, name)
     x, up, c = (numbers(size, dtype, seed) for seed in range(3))
     grid, out = metile.cdiv(size, 1024), metile.empty(size, dtype)
-    right = activations.exactly(name, exact(x))
-    made = activation[grid](x, out, size, FUNCTION=function, **options)
-    assert near(made, right), name
-    if DTYPES.index(dtype) != NAMES.index(name) % 3:
+    of = {"FUNCTION": function, **options}
+    slope_of = {"SLOPE": SLOPES[function], **options}
+    return [
+        partial(activation[grid], x, out, size, **of),
+        partial(gated[grid], x, up, out, size, **of),
+        partial(activation_gradient[grid], x, c, out, size, **slope_of),
+        partial(gated_gradients[grid], x, up, c, out, out, size, **(of | slope_of)),
+    ]
+
+
+def has_all(name: str, dtype: mx.Dtype) -> bool:
+    """Whether all four are compared in this dtype, or the first one alone."""
+    return DTYPES.index(dtype) == NAMES.index(name) % 3
+
+
+def launches(name: str, size: int, dtype: mx.Dtype, **options: Any) -> None:
+    """The kernels of a function, compared: all four in one dtype, the first in the others."""
+    x, up, c = (exact(numbers(size, dtype, seed)) for seed in range(3))
+    right, steep = activations.exactly(name, x), slope(name, x)
+    single, product, gradient, gradients = kernels(name, size, dtype, **options)
+    assert near(single(), right), name
+    if not has_all(name, dtype):
         return
-    made = gated[grid](x, up, out, size, FUNCTION=function, **options)
-    assert near(made, right * exact(up), 6), name
-    made = activation_gradient[grid](x, c, out, size, SLOPE=SLOPES[function], **options)
-    assert near(made, exact(c) * slope(name, exact(x)), 6), name
-    of_gate, of_up = gated_gradients[grid](
-        x, up, c, out, out, size, FUNCTION=function, SLOPE=SLOPES[function], **options
-    )
-    assert near(of_gate, exact(c) * exact(up) * slope(name, exact(x)), 36), name
-    assert near(of_up, exact(c) * right, 6), name
+    assert near(product(), right * up, 6), name
+    assert near(gradient(), c * steep, 6), name
+    of_gate, of_up = gradients()
+    assert near(of_gate, c * up * steep, 36), name
+    assert near(of_up, c * right, 6), name
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -81,11 +98,14 @@ def test_every_function_on_the_cpu_and_the_reference(name: str, dtype: mx.Dtype)
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize("name", NAMES)
-def test_every_function_in_the_emulator(name: str) -> None:
+def test_every_function_in_the_emulator() -> None:
     """Four neighbours a thread: groups, and a last one that is not full (F52)."""
-    with emulator.checked():
-        launches(name, 1030, DTYPES[NAMES.index(name) % 3], backend="emulator", LAYOUT=LAYOUT)
+    options: dict[str, Any] = {"backend": "emulator", "LAYOUT": LAYOUT}
+    cases = [(name, 1030, dtype) for name in NAMES for dtype in DTYPES if has_all(name, dtype)]
+    emulated.prebuild(launch for case in cases for launch in kernels(*case, **options))
+    for case in cases:
+        with emulator.checked():
+            launches(*case, **options)
 
 
 def test_four_neighbours_are_one_access() -> None:
