@@ -73,6 +73,7 @@ def affine_forms(func: Func, threads: int = 0) -> dict[Value, Form]:
     """The form of every value of a kernel's body and loops; branches are not followed.
 
     With `threads` a thread's number is what it is in each of them, as in a tile of that size.
+    Where tiles have several sizes, which are refused later, it is not followed.
     """
     forms: dict[Value, Form] = {
         param: f"the scalar parameter {param.name}"
@@ -80,6 +81,9 @@ def affine_forms(func: Func, threads: int = 0) -> dict[Value, Form]:
         if isinstance(param.type, ScalarType)
     }
     loops = [op for op in walk(func.body) if isinstance(op, For)]
+    types = [value.type for op in walk(func.body) for value in op.results] if threads else []
+    if len({type_.size for type_ in types if isinstance(type_, TileType)}) > 1:
+        threads = 0
     _block(func.body, forms, {loop: number for number, loop in enumerate(loops)}, threads)
     return forms
 

@@ -397,6 +397,18 @@ target.store(j, source.load(j))
 > hint: a kernel has one tile size; use the larger one and mask the rest
 """,
     ),
+    "two sizes in one kernel, beside a thread's number (O5)": (
+        metile.LayoutError,
+        """\
+j = metile.arange(0, 128)
+metile.store(y + 0, 1.0, mask=metile.thread_id() + j < 1)
+target.store(i, source.load(i))
+> k.py:11:9: error: [arange] 'j' has 128 elements but 'i' has 64 (k.py:10)
+>       j = metile.arange(0, 128)
+>           ^^^^^^^^^^^^^^^^^^^^^
+> hint: a kernel has one tile size; use the larger one and mask the rest
+""",
+    ),
     "more threads than a group has (O6, X9)": (
         metile.LayoutError,
         """\
