@@ -27,7 +27,8 @@ def environment(root: Path = ROOT) -> dict[str, Any]:
     """
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "root": str(root),
+        # Results are published: where this tree lies on a disk is nobody's concern.
+        "root": "." if root == ROOT else str(root),
         "revision": _revision(root),
         "system": platform.platform(),
         "cores": os.cpu_count(),

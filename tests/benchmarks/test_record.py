@@ -47,6 +47,7 @@ def test_table_that_is_no_terminal_is_plain(capsys: pytest.CaptureFixture[str]) 
 def test_environment_names_device_compiler_versions_and_date() -> None:
     found = record.environment()
     assert found["cores"] == os.cpu_count()
+    assert found["root"] == "."
     assert found["date"].startswith("20")
     doctor = found["doctor"]
     assert doctor["versions"]["mlx"]
@@ -57,4 +58,5 @@ def test_environment_names_device_compiler_versions_and_date() -> None:
 
 def test_tree_without_a_doctor_is_recorded_as_such(tmp_path: Path) -> None:
     found = record.environment(tmp_path / "..")
+    assert found["root"] == str(tmp_path / "..")
     assert found["revision"] is None
