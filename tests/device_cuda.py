@@ -51,7 +51,7 @@ FLOATS = ("f32", "f16", "bf16")
 # Parameter sets taken of each test of the suite.
 PER_TEST = 2
 # What the list takes of the kernel library: all checks, or so many. `--library` runs all of it.
-LIBRARY = {"mechanisms": 1000, "permutations": 4, "rmsnorm": 4}
+LIBRARY = {"mechanisms": 1000, "permutations": 3, "rmsnorm": 3}
 SUITE = ("test_arrays", "test_graphs", "test_sums")
 # Where a test is for some backends only, this is one whose place a GPU can take.
 BACKEND = "reference"
