@@ -188,17 +188,20 @@ class Build:
             self._derived.discard(value)
 
     @contextmanager
-    def inside(self, scope: Scope | None = None) -> Iterator[Scope]:
-        """Build into a nested block: a fresh one, or one that was left before."""
+    def inside(self, scope: Scope | None = None, is_branch: bool = True) -> Iterator[Scope]:
+        """Build into a nested block: a fresh one, or one that was left before.
+
+        `is_branch`: it is known already that it may not run.
+        """
         outer = self._scope
         self._scope = scope or Scope(outer.builder.child(), dict(outer.constants))
         self._scope.builder.loc = outer.builder.loc
-        self.branches += 1
+        self.branches += is_branch
         try:
             yield self._scope
         finally:
             self._scope = outer
-            self.branches -= 1
+            self.branches -= is_branch
 
     def splice(self, scope: Scope) -> None:
         """Append what was built in a nested block, so that it runs in any case."""

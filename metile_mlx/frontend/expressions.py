@@ -37,8 +37,9 @@ from metile_mlx.frontend.values import (
     is_static,
 )
 from metile_mlx.ir.arith import BinaryKind
-from metile_mlx.ir.core import Value
-from metile_mlx.ir.tile import Binary, Select
+from metile_mlx.ir.core import Value, walk
+from metile_mlx.ir.lanes import Shared
+from metile_mlx.ir.tile import Binary, Select, Tensor
 
 # A block that a condition decides on, its value, and the arrays that are stored to at its end.
 Way = tuple[Scope, object, dict[Value, Loc]]
@@ -316,7 +317,7 @@ class Expressions:
         """An expression that a runtime condition decides on, in a block of its own."""
         tensors = self.build.tensors
         before = dict(tensors.stored)
-        with self.build.inside() as scope:
+        with self.build.inside(is_branch=False) as scope:
             value = self.value(node)
         stored, tensors.stored = tensors.stored, before
         return scope, value, stored
@@ -324,6 +325,14 @@ class Expressions:
     def _branch(self, condition: Value, name: str, ways: Sequence[Way]) -> object:
         """The value of one of two ways, of which only that one runs."""
         then, otherwise = ways
+        for item in (item for scope, _, _ in ways for item in walk(scope.builder.block())):
+            if isinstance(item, Tensor | Shared):
+                raise CompileError(
+                    f"{item.result.name} is declared in what may not run, beside a store; tensors "
+                    "are declared at kernel entry",
+                    item.loc,
+                    "move the declaration to the top of the kernel",
+                )
         self.build.tensors.stored = {**otherwise[2], **then[2]}
         sides = [(scope, {name: value}) for scope, value, _ in ways]
         return merge(self.build, condition, (name,), sides, self.build.loc.line)[name]

@@ -95,3 +95,28 @@ def test_a_store_behind_the_first_comparison_of_a_chain_is_refused() -> None:
         chained[1](metile.empty(8, mx.int32), 1)
     assert caught.value.loc is not None
     assert caught.value.loc.column == 16
+
+
+@metile.inline
+def scaled(x: mx.array, factor: int) -> metile.Tile:
+    return metile.tensor(x, shape=32).load(metile.arange(0, 32)) * factor
+
+
+@metile.kernel
+def declared(x, y, n, STORES: metile.constexpr):
+    out = metile.tensor(y, shape=33, access="write")
+    value = scaled(x, 2) if n > 3 else scaled(x, 3)
+    both = n > 3 and metile.sum(scaled(x, 1)) > 0
+    if STORES:
+        both = noted(out, 32, 1) if n > 3 else metile.sum(scaled(x, 1)) > 0
+    out.store(metile.arange(0, 32), value + metile.cast(both, metile.i32))
+
+
+def test_a_way_that_stores_nothing_may_declare_its_tensor(backend: str) -> None:
+    """Both ways are computed then. One that may not run declares none, as under an `if`."""
+    x, out = mx.arange(32), metile.empty(33, mx.int32)
+    made = [declared[1](x, out, n, STORES=False, backend=backend) for n in (3, 4)]
+    assert made[0].tolist() == [3 * i for i in range(32)] + [0]
+    assert made[1].tolist() == [2 * i + 1 for i in range(32)] + [0]
+    with pytest.raises(metile.CompileError, match="declared in what may not run, beside a store"):
+        declared[1](x, out, 3, STORES=True, backend=backend)
