@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -95,12 +95,14 @@ class MetalBackend:
         shapes = [out.shape for out in outputs]
         dtypes = [mlx_dtypes()[out.dtype] for out in outputs]
         init = [metal.ZERO if zero_fill else metal.UNINITIALISED] * len(outputs)
+        inputs = metal_inputs(request)
+        call = kernel.bind(shapes, dtypes, request.grid, init, request.stream)
+        merges = len(outputs) > len(request.outputs)
 
-        def launch(arrays: Sequence[mx.array]) -> list[mx.array]:
+        def launch(arrays: Sequence[mx.array]) -> Sequence[mx.array]:
             batching.decline()
-            inputs = metal_inputs(request, arrays)
-            made = kernel.launch(inputs, shapes, dtypes, request.grid, init, request.stream)
-            return _merge(request, arrays, made)
+            made = call(inputs(arrays))
+            return _merge(request, arrays, made) if merges else made
 
         return differentiable(launch, request)
 
@@ -142,7 +144,7 @@ def recorded(request: Request) -> CapturedKernel:
     arrays = [mx.zeros(shapes[p], mlx_dtypes()[by_param[p]]) for p in request.inputs]
     return metal.record_msl(
         kernel,
-        metal_inputs(request, arrays),
+        metal_inputs(request)(arrays),
         [out.shape for out in outputs],
         [mlx_dtypes()[out.dtype] for out in outputs],
         request.grid,
@@ -160,15 +162,15 @@ def metal_outputs(request: Request) -> tuple[list[Output], bool]:
     return outputs, any(out.fill != "stored" for out in request.outputs)
 
 
-def metal_inputs(request: Request, arrays: Sequence[mx.array]) -> list[mx.array]:
-    """Arrays and scalars in the order of the signature."""
-    given = dict(zip(request.inputs, arrays, strict=True))
-    return [
+def metal_inputs(request: Request) -> Callable[[Sequence[mx.array]], list[mx.array]]:
+    """From the arrays of a launch to arrays and scalars in the order of the signature."""
+    places: list[int | mx.array] = [
         _scalar_array(repr(request.scalars[arg.param]), arg.dtype.name)
         if arg.is_scalar
-        else given[arg.param]
+        else request.inputs.index(arg.param)
         for arg in _text(request).inputs
     ]
+    return lambda arrays: [arrays[at] if isinstance(at, int) else at for at in places]
 
 
 def _merge(

@@ -24,7 +24,7 @@ from metile_mlx.emit.reserved import is_legal, shape_arguments_in
 from metile_mlx.emit.source import Argument, KernelSource
 from metile_mlx.errors import CompileError, LaunchError, OutOfResources
 from metile_mlx.locks import Lock
-from metile_mlx.runtime.backend import Place
+from metile_mlx.runtime.backend import Launch, Place
 from metile_mlx.runtime.cpu import mlx_dtypes
 from metile_mlx.runtime.optional import MLX_MISSING, mx
 from metile_mlx.runtime.record import MATH_MODES, Grid
@@ -170,7 +170,7 @@ class MetalKernel:
         grid: Grid,
         init: Sequence[int],
         stream: Place = None,
-    ) -> list[mx.array]:
+    ) -> Sequence[mx.array]:
         """Lazy outputs of one launch.
 
         Args:
@@ -187,16 +187,58 @@ class MetalKernel:
             LaunchError: counts or dtypes that do not fit the kernel.
             OutOfResources: a grid too large to count.
         """
-        self._check(inputs, shapes, dtypes, init)
+        self._check_inputs(inputs)
+        return self.bind(shapes, dtypes, grid, init, stream)(inputs)
+
+    def bind(
+        self,
+        shapes: Sequence[Sequence[int]],
+        dtypes: Sequence[mx.Dtype],
+        grid: Grid,
+        init: Sequence[int],
+        stream: Place = None,
+    ) -> Launch:
+        """`launch` of all but the inputs: these are checked now, and inputs are not at a call.
+
+        A call of MLX's own operations takes a microsecond or two, so what can be known before is.
+
+        Raises:
+            LaunchError, OutOfResources: see `launch`.
+        """
+        self._check_outputs(shapes, dtypes, init)
         threads = self._threads(grid)
         place = self._place(stream)
         if 0 in threads or all(0 in shape for shape in shapes):
-            return [mx.zeros(s, d, **place) for s, d in zip(shapes, dtypes, strict=True)]
-        outputs = self._call(inputs, shapes, dtypes, threads, init, stream)
-        return [
+            return lambda _: [mx.zeros(s, d, **place) for s, d in zip(shapes, dtypes, strict=True)]
+        call = self._bound(shapes, dtypes, threads, init, stream)
+        if not any(0 in shape for shape in shapes):
+            return call
+        return lambda inputs: [
             mx.zeros(shape, out.dtype, **place) if 0 in shape else out
-            for out, shape in zip(outputs, shapes, strict=True)
+            for out, shape in zip(call(inputs), shapes, strict=True)
         ]
+
+    def _bound(
+        self,
+        shapes: Sequence[Sequence[int]],
+        dtypes: Sequence[mx.Dtype],
+        threads: Grid,
+        init: Sequence[int],
+        stream: Place,
+    ) -> Launch:
+        """MLX's launch of the inputs; an empty output gets one element, since MLX must bind it."""
+        function, place = self.function, self._place(stream)
+        fixed: dict[str, Any] = {
+            "grid": threads,
+            "threadgroup": (self.source.threads, 1, 1),
+            "output_shapes": [(1,) if 0 in shape else tuple(shape) for shape in shapes],
+            "output_dtypes": list(dtypes),
+        }
+        if stream is not None:
+            fixed["stream"] = stream
+        if ZERO in init:
+            fixed["init_value"] = 0
+        return lambda inputs: function(inputs=[_bindable(x, place) for x in inputs], **fixed)
 
     def _threads(self, grid: Grid) -> Grid:
         return grid_in_threads(self.source.name, grid, self.source.threads)
@@ -205,58 +247,39 @@ class MetalKernel:
         """Where MLX's own operations around a launch run."""
         return {"stream": stream} if stream is not None and mx.metal.is_available() else {}
 
-    def _call(
-        self,
-        inputs: Sequence[mx.array],
-        shapes: Sequence[Sequence[int]],
-        dtypes: Sequence[mx.Dtype],
-        threads: Grid,
-        init: Sequence[int],
-        stream: Place,
-    ) -> Sequence[mx.array]:
-        place = self._place(stream)
-        options: dict[str, Any] = {} if stream is None else {"stream": stream}
-        if ZERO in init:
-            options["init_value"] = 0
-        return self.function(
-            inputs=[_bindable(x, place) for x in inputs],
-            grid=threads,
-            threadgroup=(self.source.threads, 1, 1),
-            output_shapes=[(1,) if 0 in shape else tuple(shape) for shape in shapes],
-            output_dtypes=list(dtypes),
-            **options,
-        )
+    def _check_inputs(self, inputs: Sequence[mx.array]) -> None:
+        self._check_count("inputs", len(inputs), len(self.source.inputs))
+        self._check_dtypes(self.source.inputs, [x.dtype for x in inputs])
 
-    def _check(
+    def _check_outputs(
         self,
-        inputs: Sequence[mx.array],
         shapes: Sequence[Sequence[int]],
         dtypes: Sequence[mx.Dtype],
         init: Sequence[int],
     ) -> None:
-        source = self.source
-        counts = (
-            ("inputs", len(inputs), len(source.inputs)),
-            ("output shapes", len(shapes), len(source.outputs)),
-            ("output dtypes", len(dtypes), len(source.outputs)),
-            ("init entries", len(init), len(source.outputs)),
-        )
-        for what, given, needed in counts:
-            if given != needed:
-                raise LaunchError(
-                    f"[{self.label}] kernel {source.name}: {given} {what} given, {needed} needed"
-                )
-        given_dtypes = [*(x.dtype for x in inputs), *dtypes]
-        for argument, dtype in zip(source.inputs + source.outputs, given_dtypes, strict=True):
-            # MLX takes the types of the signature from the arrays, so a wrong one changes the text.
-            if dtype != mlx_dtypes()[argument.dtype]:
-                raise LaunchError(self._wrong_dtype(argument, dtype))
+        outputs = self.source.outputs
+        self._check_count("output shapes", len(shapes), len(outputs))
+        self._check_count("output dtypes", len(dtypes), len(outputs))
+        self._check_count("init entries", len(init), len(outputs))
+        self._check_dtypes(outputs, dtypes)
         for value in init:
             if value not in (UNINITIALISED, ZERO):
                 raise LaunchError(
-                    f"[{self.label}] kernel {source.name}: init {value}; expected -1 (unset) or "
-                    "-2 (zero)"
+                    f"[{self.label}] kernel {self.source.name}: init {value}; expected -1 (unset) "
+                    "or -2 (zero)"
                 )
+
+    def _check_count(self, what: str, given: int, needed: int) -> None:
+        if given != needed:
+            raise LaunchError(
+                f"[{self.label}] kernel {self.source.name}: {given} {what} given, {needed} needed"
+            )
+
+    def _check_dtypes(self, arguments: Sequence[Argument], dtypes: Sequence[mx.Dtype]) -> None:
+        for argument, dtype in zip(arguments, dtypes, strict=True):
+            # MLX takes the types of the signature from the arrays, so a wrong one changes the text.
+            if dtype != mlx_dtypes()[argument.dtype]:
+                raise LaunchError(self._wrong_dtype(argument, dtype))
 
     def _wrong_dtype(self, argument: Argument, given: mx.Dtype) -> str:
         short = str(given).rpartition(".")[2]
@@ -327,11 +350,13 @@ def record_msl(
     Only shapes and dtypes of `inputs` are used. A launch that would be skipped (empty outputs, no
     programs) is recorded all the same, with outputs of one element. Errors as in `launch`.
     """
-    kernel._check(inputs, shapes, dtypes, init)
+    kernel._check_inputs(inputs)
+    kernel._check_outputs(shapes, dtypes, init)
     threads = grid_in_threads(kernel.source.name, grid, kernel.source.threads)
+    call = kernel._bound(shapes, dtypes, threads, init, None)
 
     def launch(*arrays: mx.array) -> Sequence[mx.array]:
-        return kernel._call(arrays, shapes, dtypes, threads, init, None)
+        return call(arrays)
 
     # Fresh lazy arrays: `inputs` may belong to another trace, and nothing may be evaluated.
     (captured,) = capture(launch, *(mx.zeros(x.shape, x.dtype) for x in inputs))

@@ -72,6 +72,27 @@ def launch(registrar: Registrar, source: KernelSource = SOURCE, **changes: Any) 
     return metal.build(source, registrar).launch(**{**call, **changes})
 
 
+def test_what_is_known_before_a_launch_is_checked_and_made_once(registrar: Registrar) -> None:
+    """A bound launch hands MLX what `launch` does, and refuses outputs before any input."""
+    kernel = metal.build(SOURCE, registrar)
+    call = kernel.bind([(5, 8)], [mx.float32], (1, 1, 1), [-2])
+    assert registrar.launched == []
+    for _ in range(2):
+        call([X, N])
+    launch(registrar, init=[-2])
+    one, two, whole = registrar.launched
+    assert one == two == whole
+    assert one["output_shapes"] is two["output_shapes"]
+    for wrong in (
+        ([(5, 8)], [mx.float16], (1, 1, 1), [-1]),
+        ([(5, 8)], [mx.float32], (1, 1, 1), [0]),
+        ([], [], (1, 1, 1), []),
+        ([(5, 8)], [mx.float32], (1, 1, -1), [-1]),
+    ):
+        with pytest.raises(LaunchError, match="kernel copy_0123"):
+            kernel.bind(*wrong)
+
+
 def test_registration_passes_the_source_as_it_is(registrar: Registrar) -> None:
     """SPEC X1."""
     kernel = metal.build(replace(SOURCE, header="// h\n", math_mode="fast"), registrar)

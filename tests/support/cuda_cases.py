@@ -121,7 +121,7 @@ def of_dispatch(module: str, name: str, dispatch: metile.Dispatch) -> Case:
         module,
         name,
         request.source,
-        tuple(np.atleast_1d(to_numpy(x)) for x in metal_inputs(request, arrays)),
+        tuple(np.atleast_1d(to_numpy(x)) for x in metal_inputs(request)(arrays)),
         tuple((out.shape, out.dtype) for out in outputs),
         tuple(
             to_numpy(right[out.param])

@@ -88,7 +88,7 @@ class Launch:
         outputs, zero = metal_outputs(self.request)
         return metal.record_msl(
             kernel,
-            metal_inputs(self.request, list(self.arrays.values())),
+            metal_inputs(self.request)(list(self.arrays.values())),
             [out.shape for out in outputs],
             [mlx_dtypes()[out.dtype] for out in outputs],
             self.request.grid,
