@@ -93,7 +93,7 @@ class AddRmsNorm(RmsGradients):
         dtype = own_dtype(self._sum_dtype, "add_rms_norm")
         one = ready_row(
             add_rmsnorm_register, rows, (*arguments, self._eps), options, backend, dtype, columns,
-            self.stream, narrow_rows(backend, dtype, rows, columns), arrays=4,
+            self.stream, narrow_rows(backend, dtype, rows, columns), in_lines=True,
         )  # fmt: skip
         more = (*outputs, self._eps)
         return of_arrays(one, lambda x, r, w=None: (x, r, x if w is None else w, *more))

@@ -90,8 +90,7 @@ CPU_VALUES: dict[DType, tuple[tuple[int, int], ...]] = {
     f16: ((32768, 16),),
     bf16: ((32768, 16),),
 }
-# Of 16 bits, where more than two arrays of rows are gone through: a slot of all threads is then a
-# line of memory, up to this block.
+# Of 16 bits, where a slot of all threads is to be a line of memory, up to this block.
 CPU_LINE_BLOCK, CPU_LINE_VALUES = 1024, 32
 # Values per thread on CUDA, in groups of 16 bytes; by the block where it matters.
 CUDA_GROUPED: dict[DType, int] = {f32: 8, f16: 32, bf16: 32}
@@ -158,7 +157,7 @@ def row_block(columns: int) -> int:
 
 
 def row_layout(
-    backend: str, dtype: DType, columns: int, block: int, arrays: int = 2
+    backend: str, dtype: DType, columns: int, block: int, in_lines: bool = False
 ) -> ThreadLayout | None:
     """The layout in which the forward kernel holds a row.
 
@@ -167,7 +166,7 @@ def row_layout(
         dtype: of the row.
         columns: of the row.
         block: elements of the layout, a power of two of 32 to 32768.
-        arrays: of such rows that the kernel reads or writes.
+        in_lines: a slot of all threads is a line of memory, for the dtypes that gain by it.
 
     Returns:
         None where the kernel's own choice is the right one.
@@ -176,7 +175,7 @@ def row_layout(
         return None
     if backend == "cpu":
         wanted = next(values for most, values in CPU_VALUES[dtype] if block <= most)
-        if arrays > 2 and block <= CPU_LINE_BLOCK and _takes_lines(dtype, columns):
+        if in_lines and block <= CPU_LINE_BLOCK and _takes_lines(dtype, columns):
             wanted = CPU_LINE_VALUES
         return ThreadLayout.identity(block, _values(wanted, block))
     if backend == "cuda":
@@ -193,7 +192,7 @@ def _takes_lines(dtype: DType, columns: int) -> bool:
 
 
 def row_layouts(
-    backend: str, dtype: DType, columns: int, block: int, arrays: int = 2
+    backend: str, dtype: DType, columns: int, block: int, in_lines: bool = False
 ) -> tuple[ThreadLayout | None, ...]:
     """Layouts to measure for a row: that of `row_layout`, then other legal ones.
 
@@ -204,7 +203,7 @@ def row_layouts(
     counts = sorted({_values(wanted, block) for wanted in (4, 8, 16, 32)})
     striped = [ThreadLayout.identity(block, values) for values in counts]
     grouped = [ThreadLayout.grouped(block, values, near) for values in counts if values >= near]
-    found = (row_layout(backend, dtype, columns, block, arrays), *striped, *grouped)
+    found = (row_layout(backend, dtype, columns, block, in_lines), *striped, *grouped)
     return tuple(dict.fromkeys(found))
 
 

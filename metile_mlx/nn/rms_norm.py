@@ -139,9 +139,11 @@ class RmsNorm(RmsGradients):
         block, dtype = row_block(columns), own_dtype(x.dtype, "rms_norm")
         together = rows_together(backend, dtype, rows, columns)
         if together == 1:
+            # In lines as `add_rms_norm`: the squares of a sum are added up in the same order (F73).
             one = ready_row(
-                rmsnorm_register, rows, (*arguments, eps), options, backend, dtype, columns, stream
-            )
+                rmsnorm_register, rows, (*arguments, eps), options, backend, dtype, columns, stream,
+                in_lines=True,
+            )  # fmt: skip
             return of_arrays(one, lambda x, w=None: (x, x if w is None else w, output, eps))
         return rmsnorm_rows[(rows // together,)].prepare(
             *arguments, eps, rows, **options, N=columns, BLOCK=block, ROWS=together, WHOLE=True,

@@ -39,7 +39,7 @@ def ready_row(
     columns: int,
     stream: Place,
     together: int = 1,
-    arrays: int = 2,
+    in_lines: bool = False,
 ) -> Ready:
     """A launch of a kernel that holds a row in registers, on arguments like these.
 
@@ -51,7 +51,7 @@ def ready_row(
         options: constexprs other than N, BLOCK, LAYOUT and ROWS.
         dtype: of the row, which has `columns` elements.
         together: rows that a program takes as ROWS, in the layout of the tables; or 1.
-        arrays: of rows that the kernel reads or writes.
+        in_lines: see `row_layout`.
     """
     block = row_block(columns)
     held = {**options, "N": columns, "BLOCK": block, "stream": stream}
@@ -59,9 +59,9 @@ def ready_row(
         several = rows_layout(backend, dtype, together, block)
         return kernel[rows // together].prepare(*arguments, **held, ROWS=together, LAYOUT=several)
     if _measures(rows):
-        layouts = row_layouts(backend, dtype, columns, block, arrays)
+        layouts = row_layouts(backend, dtype, columns, block, in_lines)
         return _call(_tuned(kernel, "LAYOUT", layouts)[rows], held)
-    layout = row_layout(backend, dtype, columns, block, arrays)
+    layout = row_layout(backend, dtype, columns, block, in_lines)
     return kernel[rows].prepare(*arguments, **held, LAYOUT=layout)
 
 

@@ -42,6 +42,16 @@ def test_f73_sum_of_mlxs_bits_and_norm_of_the_rounded_sum(width: int, dtype: mx.
     assert same_bits(ours(*whole, w)[0], plain(*whole, w)[0])
 
 
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("width", [600, 1009, 1024])
+def test_f73_sums_of_squares_are_added_in_the_order_of_rms_norm(
+    width: int, dtype: mx.Dtype
+) -> None:
+    """Many rows: where the orders differ, one element in 50,000 does."""
+    x, r, w = normal((2048, width), dtype), normal((2048, width), dtype, 1), normal((width,), dtype)
+    assert same_bits(ours(x, r, w)[0], metile.rms_norm(x + r, w, EPS))
+
+
 def test_f73_the_norm_of_an_unrounded_sum_would_differ() -> None:
     """The distinction that F73 asks for can be seen."""
     x, r = normal((8, 64), mx.float16), normal((8, 64), mx.float16, 1) * 100

@@ -258,7 +258,7 @@ def test_b1_every_block_has_a_legal_layout_on_the_cpu_and_none_elsewhere(dtype: 
             assert row_layout(other, dtype, 1 << bit, 1 << bit) is None
 
 
-def test_b1_a_slot_of_16_bits_is_a_line_where_four_arrays_are_gone_through() -> None:
+def test_b1_a_slot_of_16_bits_is_a_line_of_memory_where_that_is_asked_for() -> None:
     """32 threads of two bytes; whole 16 bytes of f16, and wider rows, stay as they are."""
     for dtype, columns, values in (
         (metile.bf16, 1009, 32),
@@ -270,11 +270,11 @@ def test_b1_a_slot_of_16_bits_is_a_line_where_four_arrays_are_gone_through() -> 
         (metile.bf16, 100, 4),
     ):
         block = max(32, 1 << (columns - 1).bit_length())
-        held = row_layout("cpu", dtype, columns, block, arrays=4)
+        held = row_layout("cpu", dtype, columns, block, in_lines=True)
         assert held == metile.ThreadLayout.identity(block, values)
         for backend in ("cuda", "metal"):
             few = row_layout(backend, dtype, columns, block)
-            assert row_layout(backend, dtype, columns, block, arrays=4) == few
+            assert row_layout(backend, dtype, columns, block, in_lines=True) == few
 
 
 @pytest.mark.parametrize("dtype", list(CPU_VALUES))

@@ -119,8 +119,8 @@ def test_the_table_comes_first_and_all_are_legal() -> None:
         for bit in range(5, 16):
             found = row_layouts(backend, f32, 1 << bit, 1 << bit)
             assert found[0] == row_layout(backend, f32, 1 << bit, 1 << bit)
-            more = row_layouts(backend, bf16, 1 << bit, 1 << bit, arrays=4)
-            assert more[0] == row_layout(backend, bf16, 1 << bit, 1 << bit, arrays=4)
+            more = row_layouts(backend, bf16, 1 << bit, 1 << bit, in_lines=True)
+            assert more[0] == row_layout(backend, bf16, 1 << bit, 1 << bit, in_lines=True)
             assert len(set(more)) == len(more)
             assert all(held is None or held.size == 1 << bit for held in found)
             assert len(set(found)) == len(found) <= 10
