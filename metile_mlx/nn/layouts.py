@@ -19,8 +19,10 @@ Microseconds for 4096 rows with 16 / 32 values, one core of an EPYC with AVX-512
     f16   1497 / 1351  1693 / 1862  2341 / 1440  1818 / 1932  2621 / 1435  1519 / 1890
     bf16  1847 / 1355  1834 / 1856  2365 / 1210  2235 / 2014  2551 / 1687  2200 / 1750
 
-Wider rows are slower with 32 (4096 of bf16: 4.8 and 7.3 ms), and so is g++ 12, by up to a quarter.
-Norms that read one array and write one are within a tenth of each other.
+Wider rows are slower with 32 (4096 of bf16: 4.8 and 7.3 ms), and so is g++ 12, by up to a quarter;
+on two cores, 1024 of bf16 are too (0.9 and 1.2 ms). So 32 it is for rows that are not whole 16
+bytes. `rms_norm` has the same layout, since the norm of a sum must have its bits (F73): with 1009
+columns it takes 0.77 to 0.96 of its time with 16 in f16, and 0.99 to 1.13 in bf16.
 
 Adjacent values are no faster: 1009 columns of f16 with 4 of them take 1372. Narrow rows of f16 and
 bf16 are taken several at a time, where they fill their block. Microseconds for 4096 rows by 1 / 2 /
@@ -90,7 +92,8 @@ CPU_VALUES: dict[DType, tuple[tuple[int, int], ...]] = {
     f16: ((32768, 16),),
     bf16: ((32768, 16),),
 }
-# Of 16 bits, where a slot of all threads is to be a line of memory, up to this block.
+# Of 16 bits, where a slot of all threads is to be a line of memory, up to this block: rows that are
+# not whole 16 bytes.
 CPU_LINE_BLOCK, CPU_LINE_VALUES = 1024, 32
 # Values per thread on CUDA, in groups of 16 bytes; by the block where it matters.
 CUDA_GROUPED: dict[DType, int] = {f32: 8, f16: 32, bf16: 32}
@@ -188,7 +191,7 @@ def row_layout(
 
 
 def _takes_lines(dtype: DType, columns: int) -> bool:
-    return dtype == bf16 or (dtype == f16 and columns * dtype.bytes % _GROUP_BYTES != 0)
+    return dtype.bytes == 2 and columns * dtype.bytes % _GROUP_BYTES != 0
 
 
 def row_layouts(
