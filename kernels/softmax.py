@@ -60,7 +60,10 @@ def together(largest, total):
 
 @metile.inline
 def most_and_total(source, row, lanes, width, BLOCK):
-    """The largest element m of a row, and the sum of its exp(x - m), in one loop."""
+    """The largest element m of a row, and the sum of its exp(x - m), in one loop: two f32 scalars.
+
+    `source` is a (rows, width) tensor of floats, `lanes` the numbers 0 to BLOCK - 1.
+    """
     largest = metile.full(BLOCK, LOWEST, metile.f32)
     total = metile.zeros(BLOCK, metile.f32)
     for start in metile.tile_range(0, width, BLOCK):

@@ -169,7 +169,8 @@ def row_layout(
         dtype: of the row.
         columns: of the row.
         block: elements of the layout, a power of two of 32 to 32768.
-        in_lines: a slot of all threads is a line of memory, for the dtypes that gain by it.
+        in_lines: whether a slot of all threads is a line of memory where rows gain by that: those
+            of 16 bits that are not whole 16 bytes, up to a block of 1024.
 
     Returns:
         None where the kernel's own choice is the right one.

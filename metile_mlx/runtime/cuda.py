@@ -36,7 +36,7 @@ from metile_mlx.errors import CompileError, LaunchError, OutOfResources
 from metile_mlx.locks import Lock
 from metile_mlx.report import Limit
 from metile_mlx.runtime import metal
-from metile_mlx.runtime.backend import Launch, Place, Request
+from metile_mlx.runtime.backend import Place, Request
 from metile_mlx.runtime.backends import MetalBackend, registered_source
 from metile_mlx.runtime.metal import MetalKernel
 from metile_mlx.runtime.optional import MLX_MISSING, mx
@@ -235,17 +235,9 @@ class CudaKernel(MetalKernel):
 
     label: ClassVar[str] = "cuda"
 
-    def bind(
-        self,
-        shapes: Sequence[Sequence[int]],
-        dtypes: Sequence[mx.Dtype],
-        grid: Grid,
-        init: Sequence[int],
-        stream: Place = None,
-    ) -> Launch:
-        """As `MetalKernel.bind`; `stream` None is MLX's default GPU stream."""
+    def _stream(self, stream: Place) -> Place:
         # MLX would take the default device, which may be a CPU.
-        return super().bind(shapes, dtypes, grid, init, mx.gpu if stream is None else stream)
+        return mx.gpu if stream is None else stream
 
     def _threads(self, grid: Grid) -> Grid:
         return grid_in_threads(self.source.name, grid, self.source.threads)

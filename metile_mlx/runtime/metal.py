@@ -207,6 +207,7 @@ class MetalKernel:
         """
         self._check_outputs(shapes, dtypes, init)
         threads = self._threads(grid)
+        stream = self._stream(stream)
         place = self._place(stream)
         if 0 in threads or all(0 in shape for shape in shapes):
             return lambda _: [mx.zeros(s, d, **place) for s, d in zip(shapes, dtypes, strict=True)]
@@ -242,6 +243,10 @@ class MetalKernel:
 
     def _threads(self, grid: Grid) -> Grid:
         return grid_in_threads(self.source.name, grid, self.source.threads)
+
+    def _stream(self, stream: Place) -> Place:
+        """What MLX is given as the stream of a launch; None leaves it to MLX."""
+        return stream
 
     def _place(self, stream: Place) -> dict[str, Any]:
         """Where MLX's own operations around a launch run."""
